@@ -3,6 +3,7 @@
     check         a small model against transformers in fp32; a replayed graph against the same step launched; draws
     steps         1 to 256 sequences of 1k tokens: with and without graphs, and served, with tokens drawn and read each step
     prompts       a prompt next to 31 decodes in one step, with and without a graph
+    drafts        1 to 15 tokens more of each of 1 to 128 sequences in a step, and the share that must be drawn for them to pay
     fan-out       64 branches on a prefix of 8k and of 32k: the prefix read once for all of them, and once for each
     breakdown     device time of products, attention and the rest, by torch's profiler
     transformers  its own attention over its dynamic and its static cache, with the same weights
@@ -94,6 +95,7 @@ class ModelBench:
         self.section("check", self.check)
         self.section("steps", self.measure_steps)
         self.section("prompts", self.measure_prompts)
+        self.section("drafts", self.measure_drafts)
         self.section("fan-out", self.measure_fan_out)
         self.section("breakdown", self.measure_breakdown)
         for runner in {self.graphs, self.eager}:
@@ -148,7 +150,8 @@ class ModelBench:
         if self.device.type == "cuda":
             room = int(torch.cuda.mem_get_info(self.device)[0] * FREE_SHARE) // block_bytes
         more = WARM_STEPS + sizes.steps
-        needs = {batch: Crowd.num_blocks(batch, 0, sizes.context, more) for batch in sizes.batches}
+        longest = more + max(sizes.drafted)
+        needs = {batch: Crowd.num_blocks(batch, 0, sizes.context, longest) for batch in sizes.batches}
         self.batches = [batch for batch, blocks in needs.items() if blocks <= room]
         self.prefixes = [p for p in sizes.prefixes if Crowd.num_blocks(sizes.branches, p, sizes.own, more) <= room]
         most = [needs[batch] for batch in self.batches]
@@ -249,6 +252,26 @@ class ModelBench:
             rows.append((str(length), *(f"{ms:.2f}" for ms in found.values())))
         columns = ("prompt", "graph", "its host", "launched", "its host")
         self.report.tables.append(Table(f"a prompt next to {batch - 1} decodes, ms", columns, rows))
+
+    def measure_drafts(self) -> None:
+        """Steps with drafted tokens, compared with one token at a time, and the share of drafted tokens that must be drawn."""
+        count, rows = self.sizes.steps, []
+        figures = self.report.figures["drafts"] = {}
+        for batch in (each for each in self.batches if each <= 128):
+            crowd = Crowd(self.graphs, batch, 0, self.sizes.context, WARM_STEPS + count + max(self.sizes.drafted))
+            plain_ms, _ = time_ms(partial(crowd.forward, self.graphs), count, self.device)
+            found = figures[batch] = {0: plain_ms}
+            for drafted in self.sizes.drafted:
+                one_by_one = torch.stack([crowd.forward(self.graphs, at).clone() for at in range(1 + drafted)], dim=1)
+                together = crowd.forward(self.graphs, 0, drafted=drafted)
+                error = relative_error(together, one_by_one.flatten(0, 1))
+                self._judge(f"{drafted} drafted tokens of {batch} sequences", error, MAX_TREE_ERROR)
+                found[drafted], _ = time_ms(partial(crowd.forward, self.graphs, drafted=drafted), count, self.device)
+            shares = (f"{ms:.2f} ({(ms / plain_ms - 1) / drafted:.0%})" for drafted, ms in found.items() if drafted)
+            rows.append((str(batch), f"{plain_ms:.2f}", *shares))
+        columns = ("B", "plain", *(f"{drafted} drafted" for drafted in self.sizes.drafted))
+        table = Table("a step with drafted tokens, ms, and the share that must be drawn to pay", columns, rows)
+        self.report.tables.append(table)
 
     def floor_ms(self, num_tokens: int) -> float:
         """Time to read weights and so many tokens' KV once."""

@@ -22,7 +22,8 @@ WARM_STEPS = 3
 @dataclass(frozen=True)
 class ModelSizes:
     """The model's shape, and its measurements. `steps`: timed per case; `context` and they stay within one split. `prompts`:
-    lengths of at most `context`.
+    lengths of at most `context`. `drafted`:
+    tokens per branch.
     """
 
     hidden: int
@@ -39,6 +40,7 @@ class ModelSizes:
     own: int
     prefixes: tuple[int, ...]
     prompts: tuple[int, ...]
+    drafted: tuple[int, ...]
     steps: int
     profiled: tuple[int, ...]
     copy_bytes: int
@@ -59,6 +61,7 @@ FULL = ModelSizes(
     own=128,
     prefixes=(8192, 32768),
     prompts=(32, 224, 480, 960),
+    drafted=(1, 3, 7, 15),
     steps=20,
     profiled=(1, 64, 256),
     copy_bytes=4 << 30,
@@ -78,6 +81,7 @@ TINY = ModelSizes(
     own=8,
     prefixes=(64,),
     prompts=(5, 40),
+    drafted=(1, 3),
     steps=3,
     profiled=(2,),
     copy_bytes=1 << 16,
@@ -129,21 +133,24 @@ class Crowd:
         """Number of distinct tokens, before the first step."""
         return self.prefix + self.count * self.own
 
-    def rows(self, step: int, prompt: int = 0) -> list[ForwardRow]:
-        """One more token for every branch; or of the last one so many tokens from its start, with the logits of the last."""
+    def rows(self, step: int, prompt: int = 0, drafted: int = 0) -> list[ForwardRow]:
+        """One more token for every branch; or of the last one so many tokens from its start, with the logits of the last.
+
+        `drafted`: so many more of every branch, with the logits of all.
+        """
         position = self.prefix + self.own + step
         vocab = self.runner.vocab_size
         rows = [
-            ForwardRow([(7 * index + step) % vocab], position, table, 0, True)
+            ForwardRow([(7 * index + step + at) % vocab for at in range(1 + drafted)], position, table, 0, 1 + drafted)
             for index, table in enumerate(self._tables)
         ]
         if prompt:
             rows[-1] = rows[-1]._replace(token_ids=[(11 * at + step) % vocab for at in range(prompt)], start=0)
         return rows
 
-    def forward(self, runner: ModelRunner, step: int, prompt: int = 0) -> Tensor:
+    def forward(self, runner: ModelRunner, step: int, prompt: int = 0, drafted: int = 0) -> Tensor:
         """Logits of a runner over the same pool."""
-        return runner.forward(self.rows(step, prompt))
+        return runner.forward(self.rows(step, prompt, drafted))
 
 
 def time_ms(step: Callable[[int], object], count: int, device: torch.device) -> tuple[float, float]:

@@ -1,8 +1,9 @@
 """Tokens a step where replies are given: GPT-4's recorded replies to games of 24, as if the model had drawn them.
 
-SmolLM2-135M-Instruct computes every step, so that drafts cost what they cost; then the logits of the recorded token are raised.
-Requests come one after the other, the replies of all games in turns, to three engines: without drafts, with drafts from a
-reply's own text, and with those from the namespace's recent replies too. Times are CPU time of one thread.
+A model computes every step, then the logits of the recorded token are raised. Requests come one after the other, the replies of
+all games in turns, to engines without drafts, with drafts from a reply's own text, and with those from the namespace's recent
+replies too. Where the model is SmolLM2-135M-Instruct, so many tokens are drafted as pay; a tiny model drafts all 16 that are
+found, since it does not matter there how long a step takes. Times are CPU time of one thread.
 
     python -m bench.speculation.recorded            30 replies to each of 12 games, some minutes
     python -m bench.speculation.recorded --quick    2 replies to each of 3; judges nothing
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from bench.common.conversations import default_workloads
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser
+from bench.gpu.model_cases import TINY, make_model
 from bench.serving.material import Material, WorkloadMissingError
 from bench.speculation.loads import SEED
 from bench.speculation.run import Run, joined, play
@@ -34,7 +37,8 @@ from radixkv.worker.model.rows import ForwardRow
 from radixkv.worker.speculation.settings import SpeculationSettings
 
 PLAIN, OWN, ALL = "without drafts", "own text", "own text and recent replies"
-LEAST_A_STEP = {OWN: 1.5, ALL: 4.5}
+WHOLE_OWN, WHOLE_ALL = f"{OWN}, 16 tokens", f"{ALL}, 16 tokens"
+LEAST_A_STEP = {WHOLE_OWN: 1.5, WHOLE_ALL: 4.5}
 NUM_BLOCKS, BLOCK_SIZE = 256, 16
 _RAISED = 1e6
 
@@ -63,7 +67,8 @@ def replay(replies: Sequence[tuple[list[int], list[int]]], num_each: int, engine
     for number, (prompt, reply) in enumerate(replies):
         for name, (engine, runner) in engines.items():
             runner.text = [*prompt, *reply]
-            sampling = SamplingParams(max_tokens=len(reply), temperature=0, speculation="own" if name == OWN else "all")
+            sources = "own" if name in (OWN, WHOLE_OWN) else "all"
+            sampling = SamplingParams(max_tokens=len(reply), temperature=0, speculation=sources)
             run = play(engine, [GenerateParams(token_ids=prompt, sampling=sampling)], 1)
             assert run.replies == [reply], name
             runs[name].append(run)
@@ -94,11 +99,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     replies = [(prompt, text.encode(ys[number])) for number in range(num_each) for prompt, ys in asked]
 
     def engine(settings: SpeculationSettings | None) -> tuple[Engine, RecordedRunner]:
-        runner = RecordedRunner(model, num_blocks=None, device="cpu")
+        of = model
+        if settings is not None and settings.always:
+            sizes = replace(TINY, vocab=1 + max(max(prompt + reply) for prompt, reply in replies), max_length=2048)
+            of = make_model(sizes, torch.device("cpu"), torch.float32)
+        runner = RecordedRunner(of, num_blocks=None, device="cpu")
         runner.allocate_pool(NUM_BLOCKS, BLOCK_SIZE)
         return Engine(runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE), speculation=settings), runner
 
-    engines = {PLAIN: engine(None), OWN: engine(SpeculationSettings()), ALL: engine(SpeculationSettings())}
+    engines = {PLAIN: engine(None)}
+    engines |= {name: engine(SpeculationSettings()) for name in (OWN, ALL)}
+    engines |= {name: engine(SpeculationSettings(always=True)) for name in (WHOLE_OWN, WHOLE_ALL)}
     try:
         runs = replay(replies, len(games), engines)
     finally:
@@ -108,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for name, run in runs.items():
         num_tokens = sum(map(len, run.replies))
-        a_step, gain = num_tokens / run.num_draws, runs[PLAIN].cpu_s / run.cpu_s
+        a_step = num_tokens / run.num_draws
+        gain = None if name in LEAST_A_STEP else runs[PLAIN].cpu_s / run.cpu_s
         report.figures[name] = {
             "tokens": num_tokens,
             "tokens_a_step": a_step,
@@ -119,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in LEAST_A_STEP:
             report.bars.append(Bar(f"{name}: tokens a step, at least", a_step, LEAST_A_STEP[name], at_least=True))
         drawn = f"{run.num_accepted:,} of {run.num_drafted:,}"
-        rows.append((name, f"{num_tokens:,}", f"{a_step:.2f}", f"{gain:.2f}", drawn))
+        rows.append((name, f"{num_tokens:,}", f"{a_step:.2f}", "-" if gain is None else f"{gain:.2f}", drawn))
     columns = ("drafts", "tokens", "tokens a step", "gain", "guesses drawn")
     report.tables.append(Table(f"{num_each} replies to each of {len(games)} games of 24", columns, rows))
     is_kept = not options.quick and (options.games, options.replies) == (12, 30)

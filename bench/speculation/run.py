@@ -9,6 +9,7 @@ draws in a batch.
     python -m bench.speculation            a quarter of an hour on one core
     python -m bench.speculation --quick    a few requests of each load; judges nothing
     python -m bench.speculation --batch 8  so many at once
+    python -m bench.speculation --fixed 1 2 4 8 16    also with drafts of always so many tokens
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,17 +30,22 @@ from bench.common.conversations import default_workloads
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser, percentile
 from bench.serving.material import Material, WorkloadMissingError
 from bench.speculation.loads import LEAST_GAIN, SEED, Load, loads
+from radixkv import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import Delta, GenerationStream
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.run import Worker, WorkerConfig
+from radixkv.worker.speculation.settings import SpeculationSettings
 
-NUM_BLOCKS = 4096
+NUM_BLOCKS, BLOCK_SIZE = 4096, 16
 MOST_LONGER = 1.1
 """p99 time between two tokens of a batch, over that without speculation."""
+LEAST_OF_BEST = 0.97
+"""Of the tokens per second of the best fixed length of drafts, none among them."""
 
 
 class Run(NamedTuple):
@@ -93,15 +100,18 @@ def joined(runs: Sequence[Run]) -> Run:
     return Run(replies, gaps_s, *(sum(column) for column in list(zip(*runs, strict=True))[2:]))
 
 
-def measure(report: Report, load: Load, plain: Engine, drafted: Engine, at_once: int) -> tuple[str, ...]:
-    """Add a load's figures and bars to the report. Returns its row."""
-    turns: tuple[list[Run], list[Run]] = ([], [])
+def measure(report: Report, load: Load, engines: Sequence[Engine], at_once: int) -> tuple[str, ...]:
+    """Add a load's figures and bars to the report. Returns its row.
+
+    `engines`: without drafts, with them, and any number with drafts of a fixed length.
+    """
+    turns: list[list[Run]] = [[] for _ in engines]
     for start in range(0, len(load.asked), at_once):
         asked = load.asked[start : start + at_once]
-        sides = [0, 1] if start // at_once % 2 == 0 else [1, 0]
-        for side in sides:
-            turns[side].append(play((plain, drafted)[side], asked, at_once))
-    without, with_ = map(joined, turns)
+        order = [*enumerate(engines)]
+        for side, engine in order if start // at_once % 2 == 0 else reversed(order):
+            turns[side].append(play(engine, asked, at_once))
+    without, with_, *fixed = map(joined, turns)
     num_tokens = sum(map(len, with_.replies))
     num_alike = sum(
         next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
@@ -115,6 +125,14 @@ def measure(report: Report, load: Load, plain: Engine, drafted: Engine, at_once:
         report.bars.append(Bar(f"{load.name}: p99 time between two tokens / plain", longer, MOST_LONGER, "x"))
     else:
         report.bars.append(Bar(f"{load.name}: gain, at least", gain, LEAST_GAIN[load.name], at_least=True))
+    of_best = "-"
+    if fixed:
+        rates = [sum(map(len, run.replies)) / run.cpu_s for run in (with_, without, *fixed)]
+        choice = rates[0] / max(rates[1:])
+        report.bars.append(
+            Bar(f"{load.name}: of the best fixed length, at least", choice, LEAST_OF_BEST, at_least=True)
+        )
+        of_best = f"{choice:.2f}"
     report.figures[load.name] = {
         "tokens": num_tokens,
         "tokens_alike": num_alike,
@@ -139,7 +157,16 @@ def measure(report: Report, load: Load, plain: Engine, drafted: Engine, at_once:
         f"{with_.num_accepted:,} of {with_.num_drafted:,}",
         f"{100 * with_.draft_s / with_.cpu_s:.1f} %",
         " -> ".join(f"{1000 * gap_s:.1f}" for gap_s in gaps_s),
+        of_best,
     )
+
+
+def _with_fixed(length: int, quantization: str) -> Engine:
+    """An engine whose drafts are always so long, as far as there are any."""
+    runner = ModelRunner(str(resolve_model(None)), num_blocks=None, device="cpu", quantization=quantization)
+    runner.allocate_pool(NUM_BLOCKS, BLOCK_SIZE)
+    settings = SpeculationSettings(num_tokens=length, always=True)
+    return Engine(runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE), speculation=settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--batch", type=int, default=1, help="requests at once (default: %(default)s)")
     parser.add_argument("--draft-tokens", type=int, default=16, help="as of a worker (default: %(default)s)")
+    parser.add_argument("--fixed", type=int, nargs="*", default=[], help="also with drafts of always so many tokens")
     parser.add_argument("--loads", nargs="*", choices=LEAST_GAIN, help="loads to run (default: all)")
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -169,17 +197,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     num, num_tokens = (2, 48) if options.quick else (16, 128)
     rows, text = [], ChatText(resolve_model(None))
     try:
-        with Worker(replace(settings, speculation="off")) as plain, Worker(settings) as drafted:
+        with ExitStack() as stack:
+            engines = [
+                stack.enter_context(Worker(replace(settings, speculation=how))).engine for how in ("off", "auto")
+            ]
+            for length in options.fixed:
+                engine = _with_fixed(length, options.quantization)
+                engines.append(stack.enter_context(closing(engine)))
             for load in loads(Material(options.workloads), text, options.requests or num, num_tokens):
                 if not options.loads or load.name in options.loads:
-                    rows.append(measure(report, load, plain.engine, drafted.engine, options.batch))
+                    rows.append(measure(report, load, engines, options.batch))
                     print("  ".join(rows[-1]), file=sys.stderr, flush=True)
     except WorkloadMissingError as error:
         print(f"skipped: {error}", file=sys.stderr)
         return 2
     columns = (
         *("load", "tokens", "alike", "plain, tokens/s", "drafted", "gain", "a step", "guesses drawn", "drafting"),
-        "p99 between two tokens, ms",
+        *("p99 between two tokens, ms", "of the best fixed"),
     )
     report.tables.append(Table(f"{options.batch} at once, {options.threads} thread(s)", columns, rows))
     is_kept = not (options.quick or options.loads or options.requests) and options.batch == 1

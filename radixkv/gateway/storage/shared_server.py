@@ -17,6 +17,8 @@ _LOST_S = 0.1  # a task that has not ended by then is cancelled again
 def connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ...]]:
     """Return an asyncio client of a server, connected at its first command, and the kinds of its failures.
 
+    uvloop raises RuntimeError where a connection ended between two commands.
+
     Raises:
         InvalidArgumentError: not a URL of a server, or redis is not installed; shows no part that may hold a secret.
     """
@@ -44,7 +46,7 @@ def connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ...
     except (ValueError, TypeError, RedisError):
         bound = "redis://user:password@host:port/db with options of redis, each part percent-encoded"
         raise InvalidArgumentError("shared", f"{url.partition('://')[0]}://…", bound) from None
-    return client, (OSError, TimeoutError, RedisError)
+    return client, (OSError, TimeoutError, RedisError, RuntimeError)
 
 
 async def stop(tasks: Sequence[asyncio.Task[None]]) -> None:

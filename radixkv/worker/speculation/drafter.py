@@ -30,7 +30,7 @@ _MAX_OWNERS = 256
 _FEW_ROWS = 4
 """Batches up to this size look for drafts in every step: that takes 1% of a small one."""
 _PATIENCE = 8
-"""Larger ones look once in so many steps after as many without a draft that paid."""
+"""Larger ones look once in so many steps, or in one per two rows, after as many without a draft that paid."""
 _TRIED = (2, 4, 8, 16)
 """Drafted tokens of steps that are run to learn their time: by shorter ones alone longer ones look worse than they are."""
 _BETWEEN_TRIALS = 256
@@ -149,7 +149,8 @@ class Drafter:
     def _rests(self, num_rows: int) -> bool:
         """Whether the look-ups of a large batch are left out, because they have come to nothing lately."""
         self._num_plans += 1
-        return num_rows > _FEW_ROWS and self._num_fruitless >= _PATIENCE and self._num_plans % _PATIENCE > 0
+        patience = max(_PATIENCE, num_rows // 2)
+        return num_rows > _FEW_ROWS and self._num_fruitless >= patience and self._num_plans % patience > 0
 
     def _limit(self, branch: Branch) -> int:
         """Most tokens that may be drafted for a branch."""

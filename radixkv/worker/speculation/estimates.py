@@ -23,6 +23,7 @@ _FORGETTING = 256
 """Trials at which those so far count half."""
 _PRIOR_TRIALS = 4.0
 _FIRST_CHANCE = 0.5
+_HARDLY = 0.01
 
 
 class _Trials:
@@ -61,13 +62,15 @@ class Acceptance:
         self._wider = {source: _by_depth([_Trials(None) for _ in range(_NUM_DEPTHS)]) for source in Source}
 
     def chances(self, draft: Draft) -> list[float]:
-        """Of each of its tokens to be reached and drawn; falling. O(tokens)."""
+        """Of each of its tokens to be reached and drawn; falling, up to the first that is hardly drawn. O(tokens)."""
         trials = self._of(draft)
         chances, reached, chance = [], 1.0, _FIRST_CHANCE
         for depth, agreement in enumerate(draft.agreements):
             chance = trials[_bucket(depth)][agreement].chance(chance)
             reached *= chance
             chances.append(reached)
+            if reached < _HARDLY:
+                break
         return chances
 
     def learn(self, draft: Draft, drawn: Sequence[int]) -> None:

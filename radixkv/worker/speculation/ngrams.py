@@ -110,17 +110,19 @@ class NgramIndex:
         if not self._num_slots:
             return None
         for index, value in reversed(list(enumerate(_hashes(tail[-LONGEST:])))):
-            length, end = LENGTHS[index], self._heads[index][value >> self._shift]
-            ends: list[int] = []
-            longest = num_seen = 0
-            while end >= length and num_seen < _MOST_PLACES:
-                if text[end - length : end] == tail[-length:]:
+            length, end, before = LENGTHS[index], self._heads[index][value >> self._shift], self._before[index]
+            wanted, ends = tail[-length:], list[int]()
+            longest = 0
+            for _ in range(_MOST_PLACES):
+                if end < length:
+                    break
+                if text[end - length : end] == wanted:
                     common = _common(text, end, tail, length)
                     if common > longest:
-                        ends, longest = [], common
-                    if common == longest:
+                        ends, longest = [end], common
+                    elif common == longest:
                         ends.append(end)
-                end, num_seen = self._before[index][end], num_seen + 1
+                end = before[end]
             if ends:
                 return Match(ends, longest)
         return None

@@ -238,28 +238,28 @@ def _following(
     """What follows most places. `repeats`: past the end of the text the draft goes on. O(limit · places)."""
     tokens: list[int] = []
     agreements: list[Agreement] = []
-    for depth in range(limit):
-        told = [_told(text, tokens, end + depth, repeats) for end in ends]
+    while len(ends) > 1 and len(tokens) < limit:
+        at, num_places = len(tokens), len(ends)
+        told = [text[end + at] if end + at < len(text) else _BETWEEN for end in ends]
         token = told[0]
-        if told.count(token) < len(told):
-            [(token, _)] = Counter(told).most_common(1)
+        num_same = told.count(token)
+        if num_same < num_places:
+            [(token, num_same)] = Counter(told).most_common(1)
         if token == _BETWEEN:
             break
-        agreements.append(_agreement(told.count(token), len(told)))
+        agreements.append(_agreement(num_same, num_places))
         tokens.append(token)
         ends = [end for end, one in zip(ends, told, strict=True) if one == token]
-    return tokens, agreements
-
-
-def _told(text: Sequence[int], draft: list[int], at: int, repeats: bool) -> int:
-    if at < len(text):
-        return text[at]
-    return draft[at - len(text)] if repeats else _BETWEEN
+    if len(ends) == 1:
+        tokens += text[ends[0] + len(tokens) : ends[0] + limit]
+        if _BETWEEN in tokens:
+            del tokens[tokens.index(_BETWEEN) :]
+    if repeats:
+        tokens += [tokens[at % len(tokens)] for at in range(len(tokens), limit)]
+    return tokens, agreements + [Agreement.ONE] * (len(tokens) - len(agreements))
 
 
 def _agreement(num_same: int, num_places: int) -> Agreement:
-    if num_places == 1:
-        return Agreement.ONE
     if num_same < num_places:
         return Agreement.MOST
     return Agreement.ALL if num_places < _MANY else Agreement.ALL_OF_MANY

@@ -108,7 +108,7 @@ def test_sizes_that_are_dear_do_not_keep_those_past_them_from_being_tried(dear: 
         return 0.01 + 0.0005 * num_positions + (0.005 if num_positions >= dear else 0.0)
 
     fixed = tokens_per_s(0.0, tiled, settings=SpeculationSettings(num_tokens=16, always=True))
-    assert tokens_per_s(0.0, tiled, settings=SpeculationSettings(), lies_at_first=0.6) >= 0.85 * fixed
+    assert tokens_per_s(0.0, tiled, settings=SpeculationSettings(), lies_at_first=0.6) >= 0.8 * fixed
 
 
 def test_a_draft_ends_before_what_is_no_token_and_within_the_room() -> None:
@@ -160,6 +160,8 @@ def test_branches_that_read_a_long_common_prefix_draft_nothing() -> None:
         (5, (3,), [*range(1, 12), 16, 24, 32]),
         (5, (8,), [*range(1, 17), 24, 32]),
         (5, (16,), [*range(1, 9), *range(16, 25), 32]),
+        (17, (), [*range(1, 9), 16, 24, 32]),
+        (24, (), [*range(1, 13), 24]),
     ],
 )
 def test_a_large_batch_looks_once_in_eight_steps_after_eight_without_a_draft_that_paid(

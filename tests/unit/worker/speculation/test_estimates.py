@@ -85,7 +85,16 @@ def test_a_depth_that_was_never_tried_is_expected_to_be_as_the_one_before_it() -
     assert acceptance.chances(draft)[15] > 0.8
     for _ in range(20):
         acceptance.learn(draft, [*draft.tokens[:5], 99])
-    assert acceptance.chances(draft)[15] < 0.1
+    assert acceptance.chances(draft)[-1] < 0.1
+
+
+def test_tokens_past_one_that_is_hardly_drawn_are_not_judged() -> None:
+    acceptance, draft = Acceptance(), a_draft(range(16))
+    for _ in range(200):
+        acceptance.learn(draft, [99])
+    chances = acceptance.chances(draft)
+    assert len(chances) < 4
+    assert chances[-1] < 0.01 <= min([1.0, *chances[:-1]])
 
 
 def test_tokens_are_judged_by_how_far_places_agree_on_them() -> None:
