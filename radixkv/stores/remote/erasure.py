@@ -112,6 +112,7 @@ class Erasures:
         return True
 
     def _is_done(self, namespace_id: bytes) -> None:
+        self._erasing.pop(namespace_id, None)
         if (point := self._pending.pop(namespace_id, None)) is not None:
             self._journal.remove([Deletion(False, namespace_id, point)])
 
@@ -216,7 +217,9 @@ class Erasures:
                 yield
 
     def _scan(self, pattern: bytes) -> Iterator[tuple[Server, list[bytes]]]:
-        """The keys of a pattern, on every server, by pages, which may be empty. A scan may rest between two pages."""
+        """The keys of a pattern, on every server, by pages, which may be empty. It may rest between two pages; a server that is
+        started again meanwhile may hold keys that it misses.
+        """
         servers = self._servers.all()
         if not servers:  # the cluster is not known yet
             raise WireError
