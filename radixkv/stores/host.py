@@ -171,7 +171,7 @@ class HostLevel:
         """Forget all blocks of namespaces, and keep none of them again."""
         with self._changed:
             self._erased.update(namespace_ids)
-            for name in [name for name, entry in self._tree.entries.items() if entry.namespace_id in self._erased]:
+            for name, _ in list(self._tree.of(namespace_ids)):
                 self._drop(name)
 
     def forget_below(self, parents: Iterable[bytes]) -> None:
@@ -190,11 +190,10 @@ class HostLevel:
         self._on_change = on_change
 
     def list_blocks(self, namespace_ids: Collection[bytes]) -> None:
-        """Report all blocks of these namespaces as found. O(blocks)."""
+        """Report all blocks of these namespaces as found. O(blocks); O(ids) where there are none."""
         with self._changed:
-            for name, entry in self._tree.entries.items():
-                if entry.namespace_id in namespace_ids:
-                    self._on_change(name, entry, True)
+            for name, entry in self._tree.of(namespace_ids):
+                self._on_change(name, entry, True)
 
     # -- parked blocks -------------------------------------------------------------------------------------------------
 

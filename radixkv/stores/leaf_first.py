@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 __all__ = ["Entry", "LeafFirst"]
@@ -37,15 +37,16 @@ class LeafFirst:
     """Names of stored blocks in the order of their use. No thread of its own, no lock: its owner has one.
 
     Attributes:
-        entries: by name, the least recently used first; changed by the methods only.
+        entries: by name, the least recently used first; changed by the methods only. num_of: their number, by namespace id.
         used: names touched since the owner last emptied it, and the number of that use. clock: the highest number.
     """
 
-    __slots__ = ("_num_children", "_orders", "_shares", "clock", "entries", "used")
+    __slots__ = ("_num_children", "_orders", "_shares", "clock", "entries", "num_of", "used")
 
     def __init__(self, entries: Iterable[tuple[bytes, Entry]] = (), clock: int = 0) -> None:
         """`entries`: the least recently used first. `clock`: the highest number of a use. O(n)."""
         self.entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self.num_of: dict[bytes, int] = {}
         self._num_children: dict[bytes, int] = {}
         self._shares: dict[bytes, int] = {}
         self._orders: dict[bytes, OrderedDict[bytes, None]] = {}  # names by share, as `entries`; none without shares
@@ -74,6 +75,7 @@ class LeafFirst:
             if self._shares:
                 self._order_of(entry)[name] = None
             self._num_children[entry.parent] = self._num_children.get(entry.parent, 0) + 1
+            self.num_of[entry.namespace_id] = self.num_of.get(entry.namespace_id, 0) + 1
 
     def remove(self, name: bytes) -> Entry | None:
         """Remove a name, leaf or not; None: it was not stored."""
@@ -81,11 +83,10 @@ class LeafFirst:
         if entry is not None:
             if self._shares:
                 del self._order_of(entry)[name]
-            num_left = self._num_children[entry.parent] - 1
-            if num_left:
-                self._num_children[entry.parent] = num_left
-            else:
-                del self._num_children[entry.parent]
+            for counts, key in ((self._num_children, entry.parent), (self.num_of, entry.namespace_id)):
+                counts[key] -= 1
+                if not counts[key]:
+                    del counts[key]
             self.used.pop(name, None)
         return entry
 
@@ -155,6 +156,11 @@ class LeafFirst:
                 num_gone[entry.parent] = num_gone.get(entry.parent, 0) + 1
         return leaves
 
+    def of(self, namespace_ids: Collection[bytes]) -> Iterator[tuple[bytes, Entry]]:
+        """The blocks of these namespaces. O(n); O(ids) where there are none."""
+        if any(each in self.num_of for each in namespace_ids):
+            yield from ((name, entry) for name, entry in self.entries.items() if entry.namespace_id in namespace_ids)
+
     def below(self, parents: Iterable[bytes]) -> list[bytes]:
         """The names below these, children before their parents. O(n)."""
         gone = set(parents)
@@ -174,6 +180,7 @@ class LeafFirst:
             assert entry.parent not in seen, "a parent is newer than its children"
             seen.add(name)
         assert num_children == self._num_children
+        assert self.num_of == Counter(entry.namespace_id for entry in self.entries.values())
         for part, order in self._orders.items():
             assert list(order) == [name for name, entry in self.entries.items() if self._order_of(entry) is order], part
         assert self.used.keys() <= self.entries.keys()

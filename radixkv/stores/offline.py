@@ -118,7 +118,8 @@ def trim(folder: str | os.PathLike[str], size_bytes: int) -> list[StoredModel]:
 
 
 def erase(folder: str | os.PathLike[str], keys: StoreKeys, namespace: str | None = None) -> dict[str, int]:
-    """Destroy the keys of a namespace, then delete its blocks and those of all namespaces that were erased before.
+    """Destroy the keys of a namespace, then delete its blocks and those of all namespaces that were erased before. The remote
+    levels that workers with the key file have had learn of it by their next one.
 
     Args:
         namespace: None: only what the key file has erased before.
@@ -135,7 +136,11 @@ def erase(folder: str | os.PathLike[str], keys: StoreKeys, namespace: str | None
         raise InvalidArgumentError("namespace", namespace, "the owner of the derived ones")
     models = list_models(folder)
     if namespace is not None:
-        keys.erase(namespace)
+        erased = keys.erase(namespace)
+        if keys.pending.exists():
+            from radixkv.stores.remote.journal import Deletion, add_for_all  # its client only where it is used
+
+            add_for_all(keys.pending, Deletion(False, erased.id, keys.tombstone(erased.point)))
     deleted: dict[str, int] = {}
     for model in models:
         if model.is_readable:

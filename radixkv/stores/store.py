@@ -310,6 +310,9 @@ class BlockStore:
             StoreKeyError: the key file cannot be replaced; nothing is erased.
         """
         keys = self.keys.erase(namespace)
+        tombstone = self.keys.tombstone(keys.point)
+        if self.remote is not None:
+            self.remote.begin_erase(keys.id, tombstone)
         with self._lock:
             self._fresh -= {keys.id}
             self._used -= {keys.id}
@@ -317,7 +320,7 @@ class BlockStore:
         on_destroyed()
         erased = self._forget(keys.id)
         if self.remote is not None:
-            erased["remote"] = self.remote.erase(keys.id, self.keys.tombstone(keys.point), remote_s)
+            erased["remote"] = self.remote.erase(keys.id, tombstone, remote_s)
         return erased
 
     def begin_clear(self, namespace: str) -> tuple[Future[None], bool]:
@@ -397,6 +400,8 @@ class BlockStore:
                 continue
             namespace_id = self.keys.puncture(point)
             if namespace_id is not None:
+                if self.remote is not None:
+                    self.remote.note_erased(namespace_id, tombstone)
                 self._forget(namespace_id)
 
     def _forget(self, namespace_id: bytes) -> dict[str, bool]:

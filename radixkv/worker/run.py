@@ -490,9 +490,7 @@ class _Lease:
             on_notices=self._told,
             on_journal=self._changed,
             load=self.load,
-            on_restart=partial(
-                _LOG.warning, "the cache service was restarted; its tree is rebuilt from the blocks here"
-            ),
+            on_restart=self._restarted,
             patience_s=config.reattach_s,
             credentials=config.credentials,
         )
@@ -503,6 +501,10 @@ class _Lease:
 
     def _told(self) -> None:
         self.wake()
+
+    def _restarted(self) -> None:
+        _LOG.warning("the cache service was restarted; its tree is rebuilt from the blocks here")
+        self._ask_quotas()
 
     def _changed(self, entries: Sequence[JournalEntry]) -> Sequence[Future[None]]:
         if any(isinstance(entry, SetQuotaOp) for entry in entries):

@@ -132,11 +132,37 @@ class ContentPart(FileData):
         return file.contents if file else None
 
 
+class Thought(ApiModel):
+    """A piece of an assistant's thoughts."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatPart(ContentPart):
+    """A part of a chat's message: text, or an assistant's thoughts before it."""
+
+    thinking: str | Annotated[list[Thought], Field(max_length=MAX_PARTS), FAIL_FAST] | None = Field(
+        None, description="Extension. Of a part of type `thinking`."
+    )
+
+    @property
+    def thoughts(self) -> str:
+        """Its thoughts; empty where it holds none."""
+        if self.type != "thinking":
+            return ""
+        return self.thinking if isinstance(self.thinking, str) else "".join(each.text for each in self.thinking or ())
+
+    @property
+    def said(self) -> str | None:
+        return "" if self.type == "thinking" and self.thinking is not None else super().said
+
+
 class ChatMessage(ApiModel):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
+    content: str | Annotated[list[ChatPart], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     name: Name | None = None
     refusal: str | None = None
     audio: PlainValue = Field(None, description="Not supported.")
@@ -149,11 +175,17 @@ class ChatMessage(ApiModel):
     )
 
     @property
+    def parts(self) -> Sequence[ChatPart]:
+        """Parts of its content; none where it is a text."""
+        return self.content if isinstance(self.content, list) else ()
+
+    @property
     def thoughts(self) -> str:
         """An assistant's reasoning before its content."""
         if self.role != "assistant":
             return ""
-        return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
+        named = self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
+        return named or "".join(part.thoughts for part in self.parts)
 
     @property
     def calls(self) -> Sequence[ToolCall | CustomToolCall]:
@@ -273,9 +305,12 @@ def left_out_parts(messages: Sequence[ChatMessage], info: ModelInfo) -> list[str
     for index, message in enumerate(messages):
         if (message.reasoning_content or message.reasoning) and (info.thinking is None or not message.thoughts):
             left_out.append(f"messages.{index}.{'reasoning_content' if message.reasoning_content else 'reasoning'}")
-        content = message.content if _has_placeholders(messages, index) else None
-        parts = content if isinstance(content, list) else ()
-        left_out += [f"messages.{index}.content.{number}" for number, part in enumerate(parts) if part.said is None]
+        has_placeholders, thoughts = _has_placeholders(messages, index), message.thoughts if info.thinking else ""
+        left_out += [
+            f"messages.{index}.content.{number}"
+            for number, part in enumerate(message.parts)
+            if part.thoughts not in thoughts or (has_placeholders and part.said is None)
+        ]
     return left_out
 
 

@@ -49,8 +49,9 @@ class TextFormat(ApiModel):
 class JsonObjectFormat(ApiModel):
     """Any JSON object, or one of a schema."""
 
-    type: Literal["json_object"]
+    type: Literal["json_object", "json"]
     schema_: PlainObject | None = Field(None, alias="schema", description="Extension, as in llama.cpp.")
+    value: PlainObject | None = Field(None, description="Extension, as in TGI. Another name of `schema`.")
 
 
 class JsonSchemaFormat(ApiModel):
@@ -66,8 +67,11 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 def format_constraint(wanted: ResponseFormat | None) -> Constraint | None:
     """Return the constraint of a format; None for text. Raises ApiError 400 for an invalid schema."""
     if isinstance(wanted, JsonObjectFormat):
-        param = "response_format.schema" if wanted.schema_ else "response_format"
-        return schema_constraint(wanted.schema_, param)
+        if wanted.schema_ and wanted.value:
+            message = "response_format.value is another name of schema; leave one of them out"
+            raise invalid(message, "response_format.value")
+        name = ".schema" if wanted.schema_ else ".value" if wanted.value else ""
+        return schema_constraint(wanted.schema_ or wanted.value, f"response_format{name}")
     if isinstance(wanted, JsonSchemaFormat):
         told = wanted.json_schema
         return schema_constraint(told.schema_, "response_format.json_schema.schema", is_strict=bool(told.strict))

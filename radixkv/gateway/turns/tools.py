@@ -145,8 +145,12 @@ class AllowedChoice(ApiModel):
     allowed_tools: AllowedTools
 
 
+def _required(value: Any) -> Any:
+    return "required" if value == "any" else value
+
+
 ToolChoice = (
-    Literal["none", "auto", "required"]
+    Annotated[Literal["none", "auto", "required"], BeforeValidator(_required)]
     | Annotated[NamedTool | NamedCustom | AllowedChoice, Field(discriminator="type"), BeforeValidator(_typed)]
 )
 

@@ -127,8 +127,7 @@ class BlockTable:
                 self.tree.touch([row.name])
                 self.unlisted.append(row.name)
         self.slots.free = [slot for slot in range(self.slots.num_slots - 1, -1, -1) if slot not in taken]
-        ids |= {entry.namespace_id: b"" for entry in self.tree.entries.values()}
-        self.index.labels = {key: label for key, label in self.index.labels.items() if key in ids}
+        self.index.labels = {key: label for key, label in self.index.labels.items() if key in self.tree.num_of}
         if len(sound) < len(rows) or not self.index.is_intact:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
@@ -142,11 +141,11 @@ class BlockTable:
             self.on_change(name, entry, False)
 
     def erase(self, namespace_ids: Collection[bytes]) -> None:
-        """Drop all blocks of namespaces; `mend` deletes their traces. Under the lock. O(blocks)."""
+        """Drop all blocks of namespaces; `mend` deletes their traces. Under the lock. O(blocks), or O(ids) without any."""
         self.erased.update(namespace_ids)
         for namespace_id in namespace_ids:
             self.index.labels.pop(namespace_id, None)
-        for name in [name for name, entry in self.tree.entries.items() if entry.namespace_id in self.erased]:
+        for name, _ in list(self.tree.of(namespace_ids)):
             self.drop(name)
         self.num_erasures += 1
 

@@ -46,9 +46,13 @@ class Erasures:
         self._counters = counters
         self._follower = _Follower(lambda _: None, set())
         self._known: dict[bytes, None] = {}
-        self._pending: dict[bytes, bytes] = {}  # namespace id -> tombstone
+        self._erased: dict[bytes, bytes] = {}  # namespace id -> tombstone
+        self._written: set[bytes] = set()  # those of which a block was written meanwhile
+        self._pending: dict[bytes, bytes] = {}  # those whose blocks are not all deleted
+        self._erasing: dict[bytes, Iterator[None]] = {}  # deletions whose time ended, by namespace id
         self._lock = threading.Lock()
         self._dropped: dict[bytes, set[bytes]] = {}  # prefix of keys -> names below which all goes
+        self._dropping: _Dropping | None = None  # what `retry` has begun of it
         self._journal = journal
         for is_branch, target, value in journal.read():
             if is_branch:
@@ -63,15 +67,37 @@ class Erasures:
         """Have `refresh` report tombstones here: each once, those that are known already with the next full reading."""
         self._follower = _Follower(on_tombstones, set())
 
-    def erase(self, namespace_id: bytes, point: bytes, until_s: float) -> bool:
-        """Leave the tombstone and delete the blocks of every model; returns whether that is complete, else it is pending."""
+    def begin(self, namespace_id: bytes, point: bytes) -> None:
+        """An erasure is pending from now on, durably, and no block of the namespace is to be written."""
+        self._erased[namespace_id] = point
         if self._pending.get(namespace_id) != point:
             if len(self._pending) >= MAX_PENDING:
                 self._is_done(next(iter(self._pending)))
             self._pending[namespace_id] = point
             self._journal.add([Deletion(False, namespace_id, point)])
+
+    def note_erased(self, namespace_id: bytes, point: bytes) -> None:
+        """Another worker erases a namespace: no block of it is to be written here."""
+        self._erased[namespace_id] = point
+
+    def is_erased(self, namespace_id: bytes) -> bool:
+        return namespace_id in self._erased
+
+    def wrote(self, namespace_ids: Iterable[bytes]) -> None:
+        """Blocks of these namespaces have been written: those erased meanwhile are deleted again, for what a scan missed."""
+        for namespace_id in namespace_ids:
+            if (point := self._erased.get(namespace_id)) is not None:
+                self._written.add(namespace_id)
+                self.begin(namespace_id, point)
+
+    def erase(self, namespace_id: bytes, point: bytes, until_s: float) -> bool:
+        """Leave the tombstone and delete the blocks of every model; returns whether that is complete, else it is pending."""
+        self.begin(namespace_id, point)
+        steps = self._erasing.pop(namespace_id, None) or self._delete(namespace_id, point)
         try:
-            self._delete(namespace_id, point, until_s)
+            if not _carry_out(steps, until_s):
+                self._erasing[namespace_id] = steps
+                return False
         except WireError:
             return False
         except ReplyError as error:
@@ -79,9 +105,14 @@ class Erasures:
             return False
         if self._pending.get(namespace_id) == point:
             self._is_done(namespace_id)
+        if namespace_id in self._written:
+            self._written.discard(namespace_id)
+            self.begin(namespace_id, point)
+            return False
         return True
 
     def _is_done(self, namespace_id: bytes) -> None:
+        self._erasing.pop(namespace_id, None)
         if (point := self._pending.pop(namespace_id, None)) is not None:
             self._journal.remove([Deletion(False, namespace_id, point)])
 
@@ -98,24 +129,30 @@ class Erasures:
             self._journal.add(Deletion(True, prefix, name) for name in new)
 
     def retry(self, timeout_s: float) -> None:
-        """Try what is pending again, up to the first that fails, for `timeout_s` seconds at most."""
+        """Go on with what is pending, up to the first that fails, for `timeout_s` seconds at most."""
         until_s = time.monotonic() + timeout_s
         for namespace_id, point in list(self._pending.items()):
             if not self.erase(namespace_id, point, until_s):
                 return
-        for prefix in list(self._dropped):
-            with self._lock:
-                names = self._dropped.pop(prefix)
+        while self._dropping or self._dropped:
+            if self._dropping is None:
+                with self._lock:
+                    prefix, names = self._dropped.popitem()
+                self._dropping = _Dropping(prefix, names, self._delete_below(prefix, names))
+            prefix, names, steps = self._dropping
             try:
-                self._delete_below(prefix, names, until_s)
+                if not _carry_out(steps, until_s):
+                    return
             except (WireError, ReplyError) as error:
                 if isinstance(error, ReplyError):
                     self._counters.fault(error.cause)
+                self._dropping = None
                 self.forget_below(prefix, names)
                 return
+            self._dropping = None
             with self._lock:
                 done = names - self._dropped.get(prefix, set())
-                self._journal.remove(Deletion(True, prefix, name) for name in done)
+                self._journal.remove([Deletion(True, prefix, name) for name in done])
 
     def refresh(self, is_first: bool) -> None:
         """Read the tombstones.
@@ -149,19 +186,25 @@ class Erasures:
             follower.on_tombstones(unreported)
             follower.reported.update(unreported)
 
-    def _delete(self, namespace_id: bytes, point: bytes, until_s: float) -> None:
+    def _delete(self, namespace_id: bytes, point: bytes) -> Iterator[None]:
+        """Leave the tombstone and delete the blocks of every model, a page at each step."""
         self._call(b"SADD", _KEY, point)
         self._known[point] = None
-        for server, keys in self._scan(b"radixkv:*:%s:*" % namespace_id.hex().encode(), until_s):
-            _each(server, keys, b"UNLINK")
+        yield
+        for server, keys in self._scan(b"radixkv:*:%s:*" % namespace_id.hex().encode()):
+            if keys:
+                _each(server, keys, b"UNLINK")
+            yield
 
-    def _delete_below(self, prefix: bytes, parents: set[bytes], until_s: float) -> None:
-        """Delete all blocks below these names. O(blocks of the namespace), in memory, too."""
+    def _delete_below(self, prefix: bytes, parents: set[bytes]) -> Iterator[None]:
+        """Delete all blocks below these names, a page at each step. O(blocks of the namespace), in memory, too."""
         below: dict[bytes, list[tuple[Server, bytes]]] = {}
-        for server, keys in self._scan(prefix + b"*", until_s):
-            for key, parent in zip(keys, _each(server, keys, b"GETRANGE", b"0", b"%d" % (NAME_BYTES - 1)), strict=True):
+        for server, keys in self._scan(prefix + b"*"):
+            found = _each(server, keys, b"GETRANGE", b"0", b"%d" % (NAME_BYTES - 1)) if keys else []
+            for key, parent in zip(keys, found, strict=True):
                 if isinstance(parent, bytes):
                     below.setdefault(_ALL if _ALL in parents else parent, []).append((server, key))
+            yield
         gone, unlinked = list(parents), dict[Server, list[bytes]]()
         for name in gone:
             for server, key in below.pop(name, ()):
@@ -171,20 +214,23 @@ class Erasures:
         for server, keys in unlinked.items():
             for first in range(0, len(keys), _PAGE):
                 _each(server, keys[first : first + _PAGE], b"UNLINK")
+                yield
 
-    def _scan(self, pattern: bytes, until_s: float) -> Iterator[tuple[Server, list[bytes]]]:
-        """The keys of a pattern, on every server. Raises `WireError` where that takes too long."""
-        for server in self._servers.all():
+    def _scan(self, pattern: bytes) -> Iterator[tuple[Server, list[bytes]]]:
+        """The keys of a pattern, on every server, by pages, which may be empty. It may rest between two pages; a server that is
+        started again meanwhile may hold keys that it misses.
+        """
+        servers = self._servers.all()
+        if not servers:  # the cluster is not known yet
+            raise WireError
+        for server in servers:
             cursor = b""
             while cursor != b"0":
-                if (now_s := time.monotonic()) > until_s:
-                    raise WireError
-                reply = server.call(
-                    now_s + CALL_TIMEOUT_S, b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"%d" % _PAGE
+                until_s = time.monotonic() + CALL_TIMEOUT_S
+                cursor, keys = _page(
+                    server.call(until_s, b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"%d" % _PAGE)
                 )
-                cursor, keys = _page(reply)
-                if keys:
-                    yield server, keys
+                yield server, keys
 
     def _call(self, *parts: bytes) -> Reply:
         server = self._servers.of(_KEY)
@@ -196,6 +242,19 @@ class Erasures:
 class _Follower(NamedTuple):
     on_tombstones: Callable[[list[bytes]], None]
     reported: set[bytes]
+
+
+class _Dropping(NamedTuple):
+    """`steps`: the deletion, under way, of the blocks below `names`, whose keys begin with `prefix`."""
+
+    prefix: bytes
+    names: set[bytes]
+    steps: Iterator[None]
+
+
+def _carry_out(steps: Iterator[None], until_s: float) -> bool:
+    """Take steps until they or the time are over; returns whether the steps are. Where they are not, a later call goes on."""
+    return all(time.monotonic() <= until_s for _ in steps)
 
 
 def _each(server: Server, keys: list[bytes], command: bytes, *arguments: bytes) -> list[Reply]:

@@ -1,7 +1,8 @@
 """Deletions that a remote level has yet to carry out, in a file, so that a worker that ends leaves them to the next one.
 
 A row of an erasure has the namespace's id and its tombstone; one of a branch the prefix of its keys and a block's name. Workers
-may share the file; what two of them carry out is carried out twice.
+may share the file; what two of them carry out is carried out twice. It names the remote levels of all of them, so that an
+erasure without a worker reaches each of them with its next one.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from radixkv.stores.errors import StoreError
 from radixkv.stores.stats import LevelCounters
 
-__all__ = ["Deletion", "Journal"]
+__all__ = ["Deletion", "Journal", "add_for_all"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,10 +49,8 @@ class Journal:
             try:
                 path.touch(mode=0o600)
                 connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_BUSY_S)
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS pending (place TEXT, is_branch INTEGER, target BLOB, value BLOB,"
-                    " PRIMARY KEY (place, is_branch, target, value)) WITHOUT ROWID"
-                )
+                _set_up(connection)
+                connection.execute("INSERT OR IGNORE INTO places VALUES (?)", (place,))
                 self._connection = connection
             except (OSError, sqlite3.Error) as error:
                 self._failed(error)
@@ -102,3 +102,27 @@ class Journal:
     def _failed(self, error: Exception) -> None:
         self._counters.fault("journal")
         _LOG.warning("deletions on the remote cache %s are lost if the worker ends first: %s", self._place, error)
+
+
+def add_for_all(path: Path, deletion: Deletion) -> None:
+    """Add a deletion for every remote level that has had a journal in this file: the next worker of each carries it out.
+
+    Raises:
+        StoreError: it cannot be kept.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_S)) as connection:
+            _set_up(connection)
+            connection.execute("INSERT OR IGNORE INTO pending SELECT place, ?, ?, ? FROM places", deletion)
+    except sqlite3.Error as error:
+        raise StoreError(
+            f"the keys are destroyed, but no remote level learns of it: {path} cannot be written to: {error}"
+        ) from error
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS pending (place TEXT, is_branch INTEGER, target BLOB, value BLOB,"
+        " PRIMARY KEY (place, is_branch, target, value)) WITHOUT ROWID"
+    )
+    connection.execute("CREATE TABLE IF NOT EXISTS places (place TEXT PRIMARY KEY) WITHOUT ROWID")

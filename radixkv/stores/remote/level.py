@@ -39,7 +39,7 @@ MAX_CALLS = 4
 WRITE_TIMEOUT_S = 30.0
 ERASE_TIMEOUT_S = 30.0
 TOMBSTONES_S = 3.0
-"""Time between two reads of the tombstones."""
+"""Time between two reads of the tombstones, and most time that deletions have between."""
 STALE_S = 30.0
 """Without a new read for this time the level is not used."""
 _POLL_S = 0.01
@@ -145,10 +145,12 @@ class RemoteLevel:
         until_s = begin_s + deadline_s
         fitting = []
         for block in blocks:
-            if len(block.sealed) == self._sealed_bytes:
-                fitting.append(block)
-            else:
+            if len(block.sealed) != self._sealed_bytes:
                 self._counters.unwritten("length")
+            elif self._erasures.is_erased(block.namespace_id):
+                self._counters.unwritten("erased")
+            else:
+                fitting.append(block)
         if not fitting:
             return 0
         if not self._settled.wait(deadline_s) or not self._knows_tombstones or not self._rejections.allows():
@@ -173,6 +175,7 @@ class RemoteLevel:
                     self._rejections.succeeded()
         finally:
             self._calls.release()
+            self._erasures.wrote({block.namespace_id for block in fitting})
             self._counters.written(num_written, num_written * self._sealed_bytes, time.monotonic() - begin_s)
         return num_written
 
@@ -206,6 +209,14 @@ class RemoteLevel:
         """
         assert 0 < len(point) <= MAX_TOMBSTONE_BYTES
         return self._erasures.erase(namespace_id, point, time.monotonic() + deadline_s)
+
+    def begin_erase(self, namespace_id: bytes, point: bytes) -> None:
+        """`erase` is to come: it is carried out by the next level with this journal if this one ends before."""
+        self._erasures.begin(namespace_id, point)
+
+    def note_erased(self, namespace_id: bytes, point: bytes) -> None:
+        """A namespace is erased by the worker that has left this tombstone: none of its blocks is written here again."""
+        self._erasures.note_erased(namespace_id, point)
 
     def forget_below(self, namespace_id: bytes, parents: Iterable[bytes]) -> None:
         """Delete soon, once the server answers, all blocks of a namespace and this model that follow blocks of these names.
@@ -276,7 +287,7 @@ class RemoteLevel:
             epoch, cause = self._epoch, ""
             try:
                 self._servers.refresh(CALL_TIMEOUT_S)
-                self._erasures.retry(ERASE_TIMEOUT_S)
+                self._erasures.retry(TOMBSTONES_S)
                 self._erasures.refresh(is_first=epoch != self._read_epoch)
                 self._read_epoch, read_s = epoch, time.monotonic()
             except (WireError, ReplyError) as error:

@@ -135,6 +135,11 @@ class StoreKeys:
                 self._create()
         self._state = self._read()
 
+    @property
+    def pending(self) -> Path:
+        """Of the file next to it, which keeps what remote levels have yet to delete."""
+        return self._path.with_name(f"{self._path.name}.pending")
+
     def of(self, namespace: str) -> NamespaceKeys:
         """Keys of the namespace's generation that is not erased, by whichever process. Cached: about 2 µs. Never raises."""
         return self._current().keys_of(namespace)

@@ -62,8 +62,7 @@ def open_store(
     if settings.remote is not None:
         from radixkv.stores.remote import RemoteLevel  # its client only where it is used
 
-        pending = key_file.expanduser().with_name(f"{key_file.name}.pending")
-        remote = RemoteLevel(settings.remote, fingerprint, sealed_bytes, pending)
+        remote = RemoteLevel(settings.remote, fingerprint, sealed_bytes, keys.pending)
     return BlockStore(
         keys,
         fingerprint,

@@ -31,6 +31,7 @@ from radixkv.stores.breaker import BreakerState
 from radixkv.stores.errors import StoreKeyError
 from radixkv.stores.remote import RemoteLevel, erasure
 from radixkv.stores.remote import server as stores_server
+from radixkv.stores.remote.calls import WriteCall
 
 pytestmark = needs_redis
 
@@ -394,6 +395,26 @@ def test_erasing_leaves_a_tombstone_and_deletes_the_namespace_of_every_model(
     wait_until(lambda: other.tombstones() == [b"point of it"])
     assert read_many(other, names(1), NAMESPACE, 5.0) == [None]
     other.close()
+
+
+def test_no_block_of_an_erased_namespace_stays_that_was_put_meanwhile(
+    redis_server: Start, open_level: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = redis_server()
+    remote, run = open_level(server.url), WriteCall.run
+
+    def erase_first(call: WriteCall, to: object, until_s: float) -> None:
+        assert remote.erase(NAMESPACE, b"point")
+        run(call, to, until_s)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WriteCall, "run", erase_first)
+        assert remote.write_many([block(0), block(1)]) == 2
+    wait_until(lambda: server.command("DBSIZE") == b":1\r\n")
+    other = block(2, namespace_id=b"another one here")
+    assert remote.write_many([block(0), other]) == 1
+    assert remote.stats().unwritten == {"erased": 1}
+    assert server.command("DBSIZE") == b":2\r\n"
 
 
 def test_a_worker_that_was_away_learns_of_tombstones_before_it_reads(redis_server: Start, open_level: Open) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from byte_model import save_byte_model
+from free_ports import free_port
 from waiting import wait_until
 
-from radixkv import connect
+from radixkv import PoolShape, connect
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import Completed
@@ -18,7 +19,7 @@ from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.service.quotas import Quota
 from radixkv.stores.settings import StoreSettings
 from radixkv.stores.store import BlockStore
-from radixkv.worker.run import Worker, WorkerConfig
+from radixkv.worker.run import Worker, WorkerConfig, _Lease
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 8
 OWN = [1 + number % 90 for number in range(12 * BLOCK_SIZE + 1)]
@@ -117,3 +118,17 @@ def test_a_quota_holds_in_the_store_as_it_is_now(
         wait_until(lambda: store._parts == {"blue": 0.25})
         worker.engine.erase("blue")
         wait_until(lambda: store.keys.of("blue").id in parts_of(store))
+
+
+def test_quotas_of_a_restarted_service_hold_in_the_store_at_once() -> None:
+    address, parts = f"127.0.0.1:{free_port()}", list[object]()
+    lease = _Lease(WorkerConfig(service=address), PoolShape(NUM_BLOCKS, BLOCK_SIZE))
+    lease.share = parts.append
+    for percent in (25, 50, None):
+        quotas = () if percent is None else (Quota("red", percent=percent),)
+        with ServiceThread(ServiceConfig(addresses=(address,), quotas=quotas)):
+            if not parts:
+                lease.attach()
+            wait_until(lambda percent=percent: parts[-1:] == [{"red": percent / 100} if percent else {}])
+            if percent is None:
+                lease.close()

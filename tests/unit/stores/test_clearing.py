@@ -16,8 +16,11 @@ from radixkv.stores import saving
 from radixkv.stores.disk import level
 from radixkv.stores.disk.slots import SlotFile
 from radixkv.stores.host import HostLevel, Row
+from radixkv.stores.remote import RemoteLevel
+from radixkv.stores.remote.journal import Journal
 from radixkv.stores.saving import Unsaved
 from radixkv.stores.secrets.keys import StoreKeys
+from radixkv.stores.stats import LevelCounters
 from radixkv.stores.store import BlockStore
 
 
@@ -106,6 +109,9 @@ class Remote:
     def __init__(self) -> None:
         self.erased: list[bytes] = []
 
+    def begin_erase(self, _namespace_id: bytes, _point: bytes) -> None:
+        pass
+
     def erase(self, namespace_id: bytes, _point: bytes, _deadline_s: float) -> bool:
         self.erased.append(namespace_id)
         return True
@@ -134,6 +140,27 @@ def test_a_clearing_erases_what_other_workers_have_put_into_the_remote_level(tmp
         wait_until(lambda: others in remote.erased)
     finally:
         store.close()
+
+
+def test_an_erasure_that_is_answered_reaches_the_remote_level_even_if_the_worker_ends_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixkv.stores.store._FIRST_ERASURES_S", 0.0)
+
+    def end(_namespace_id: bytes) -> None:
+        raise KeyboardInterrupt
+
+    def open_remote() -> RemoteLevel:
+        return RemoteLevel(f"unix://{tmp_path}/no_server", bytes(32), 1000, tmp_path / "pending")
+
+    answered, store = threading.Event(), open_store(tmp_path, open_remote())
+    store.on_erased = end
+    with pytest.raises(KeyboardInterrupt):
+        store.erase("alice", answered.set)
+    assert answered.is_set()
+    store.close()
+    deletions = Journal(tmp_path / "pending", f"unix://{tmp_path}/no_server", LevelCounters("remote")).read()
+    assert [store.keys.point_of(each.value) is not None for each in deletions] == [True]
 
 
 @pytest.fixture

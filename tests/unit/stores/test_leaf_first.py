@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 
 import pytest
 
@@ -25,6 +26,21 @@ def evicted(tree: LeafFirst, num_blocks: int, *keep: str) -> list[str]:
     names = [name.decode() for name, _ in tree.evict(num_blocks, {each.encode() for each in keep})]
     tree.check()
     return names
+
+
+def test_blocks_of_a_namespace_are_found_and_a_new_one_costs_no_look_at_those_of_others() -> None:
+    class Unread(OrderedDict[bytes, Entry]):
+        def items(self) -> object:  # type: ignore[override]
+            raise AssertionError("the level is locked for a look at all blocks")
+
+    tree = tree_of("ab")
+    tree.add([(b"x", Entry(9, b"", b"alice"))])
+    assert [name for name, _ in tree.of({b"alice", b"bob"})] == [b"x"]
+    assert [name for name, _ in tree.of([b""])] == [b"a", b"ab"][::-1]
+    tree.remove(b"x")
+    tree.check()
+    tree.entries = Unread(tree.entries)
+    assert list(tree.of({b"alice", b"bob"})) == []
 
 
 def test_a_chain_goes_from_its_end() -> None:

@@ -15,7 +15,9 @@ from radixkv.core.namespaces import derived_namespace
 from radixkv.stores import offline
 from radixkv.stores.disk.folder import LOCK
 from radixkv.stores.errors import StoreError
+from radixkv.stores.remote.journal import Deletion, Journal
 from radixkv.stores.secrets.keys import StoreKeys
+from radixkv.stores.stats import LevelCounters
 
 
 @pytest.fixture
@@ -85,6 +87,23 @@ def test_an_erasure_destroys_the_keys_and_deletes_the_blocks(folder: Path, maker
     assert maker.keys.erased([erased]) == {erased}
     maker.keys.erase("alice")
     assert offline.erase(folder, maker.keys) == {"ee" * 16: 0, FINGERPRINT.hex()[:32]: 3}
+
+
+def test_an_erasure_is_left_to_the_next_worker_of_each_remote_level(folder: Path, maker: BlockMaker) -> None:
+    def journal(place: str) -> Journal:
+        return Journal(maker.keys.pending, place, LevelCounters("remote"))
+
+    for place in ("here", "there"):
+        journal(place).close()
+    bob, alice = maker.keys.of("bob"), maker.keys.of("alice")
+    offline.erase(folder, maker.keys, "bob")
+    assert (
+        journal("here").read() == [Deletion(False, bob.id, maker.keys.tombstone(bob.point))] == journal("there").read()
+    )
+    maker.keys.pending.write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match="the keys are destroyed, but no remote level learns of it"):
+        offline.erase(folder, maker.keys, "alice")
+    assert maker.keys.erased([alice.id]) == {alice.id}
 
 
 def test_a_trim_removes_other_models_first_and_then_the_oldest_leaves(folder: Path) -> None:

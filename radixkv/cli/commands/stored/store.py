@@ -24,6 +24,8 @@ Look after a disk cache (--disk-cache DIR:SIZE) that no worker has open.
   radixkv store check DIR --namespace team-a   read every block, open those of the namespace; exits with 1 if one is damaged
   radixkv store trim DIR 10GiB                 delete what was used longest ago, down to a size
   radixkv store erase DIR --namespace team-a   destroy the namespace's keys in the key file, then delete its blocks
+
+The remote levels that workers with this key file have had learn of an erasure by their next one.
 """
 
 ERASE = """\

@@ -53,9 +53,18 @@ class ChatOptions(ConstrainedOptions):
 
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
-    logprobs: bool | None = None
+    logprobs: bool | Annotated[Whole, Field(ge=1, le=MAX_LOGPROBS)] | None = Field(
+        None, description="As a number, an extension: true, with that many `top_logprobs`."
+    )
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = Field(None, description="Extension. The response begins with the text that it continues.")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens per token of the reply; None: no log probabilities."""
+        if self.logprobs is True:
+            return self.top_logprobs or 0
+        return self.logprobs or None
 
     @property
     def has_old_words(self) -> bool:
@@ -193,13 +202,13 @@ def plan_turn(
     Raises:
         ApiError: 400 with the faulty field.
     """
-    if body.top_logprobs and not body.logprobs:
+    if body.top_logprobs and body.logprobs is not True:
         raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = body.sampling(
         model.info,
         max_tokens=min(max_tokens, model.info.max_length) if given is None else given,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=body.num_logprobs,
         grammar=grammar,
     )
     return ChatPlan(

@@ -105,7 +105,9 @@ def test_the_turn_after_a_call_finds_everything_cached(stack: Stack, client: Ope
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=["any", "named"]
+    "choice",
+    ["required", "any", {"type": "function", "function": {"name": "weather"}}],
+    ids=["required", "any", "named"],
 )
 def test_a_required_call_is_made_by_any_model(client: OpenAI, choice: Any, stream: bool) -> None:
     for seed in range(3):

@@ -41,6 +41,9 @@ def asked(stack: Stack, path: str, fields: dict[str, Any]) -> httpx.Response:
         ({"guided_json": SCHEMA}, is_json),
         ({"json_schema": json.dumps(SCHEMA)}, is_json),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, is_json),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, is_json),
+        ({"response_format": {"type": "json_object", "value": SCHEMA}}, is_json),
+        ({"response_format": {"type": "json", "value": SCHEMA}}, is_json),
         ({"structured_outputs": {"choice": CHOICES}}, CHOICES.__contains__),
         ({"guided_choice": CHOICES}, CHOICES.__contains__),
         ({"structured_outputs": {"regex": "[ab]{3}"}}, re.compile("[ab]{3}").fullmatch),
@@ -76,6 +79,8 @@ def test_a_reply_is_held_to_it(stack: Stack, path: str, fields: dict[str, Any], 
         ({"guided_regex": "(unclosed"}, "guided_regex is '(unclosed'; it must be a regular expression"),
         ({"grammar": "root ::= [a-z]+"}, "grammar is 'root ::= [a-z]+'; it must be a grammar in Lark's notation"),
         ({"structured_outputs": {"json": {"type": 3}}}, "structured_outputs.json"),
+        ({"response_format": {"type": "json", "value": {"type": 3}}}, "response_format.value"),
+        ({"response_format": {"type": "json", "value": SCHEMA, "schema": SCHEMA}}, "response_format.value"),
     ],
 )
 def test_what_is_none_is_refused_by_name(stack: Stack, path: str, fields: dict[str, Any], names: str) -> None:

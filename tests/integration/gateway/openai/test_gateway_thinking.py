@@ -187,6 +187,19 @@ def test_the_next_turn_is_what_the_template_writes_and_misses_nothing_before_the
     assert chat(stack, [question])["usage"]["prompt_tokens_details"]["cached_tokens"] == before - 1
 
 
+@pytest.mark.parametrize("thinking", [THOUGHTS, [{"type": "text", "text": THOUGHTS}]], ids=["text", "parts"])
+def test_thoughts_of_a_history_may_stand_in_a_part_before_the_text(stacks: Stacks, thinking: Any) -> None:
+    stack, again = stacks.of(KEEPER), {"role": "user", "content": "And again?"}
+    parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": ANSWER}]
+    replies = [{"content": parts}, {"content": ANSWER, "reasoning_content": THOUGHTS}]
+    told = [chat(stack, [*ASKED, {"role": "assistant", **reply}, again], max_tokens=1) for reply in replies]
+    assert [each["left_out"] for each in told] == ["", ""]
+    assert stack.engine.prompts[-1] == stack.engine.prompts[-2]
+    assert THOUGHTS in stack.engine.shown()
+    assert chat(stack, [{"role": "user", "content": parts}], max_tokens=1)["left_out"] == "messages.0.content.0"
+    assert THOUGHTS not in stack.engine.shown()
+
+
 def test_a_branch_with_its_thoughts_stays_found_where_calls_follow_them(stacks: Stacks) -> None:
     stack = stacks.of(QWEN3)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

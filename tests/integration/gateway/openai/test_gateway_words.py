@@ -200,6 +200,19 @@ def test_a_completion_takes_its_log_probabilities_as_a_flag_too(http: httpx.Clie
     assert without["logprobs"] is None
 
 
+def test_a_chat_takes_its_log_probabilities_as_a_number_too(http: httpx.Client) -> None:
+    asked = {**CHAT, "seed": 1, "ignore_eos": True}
+    as_number, as_flag = (
+        http.post("/v1/chat/completions", json={**asked, **fields}).json()["choices"][0]
+        for fields in ({"logprobs": 2}, {"logprobs": True, "top_logprobs": 2})
+    )
+    assert as_number["logprobs"] == as_flag["logprobs"]
+    assert [len(token["top_logprobs"]) for token in as_number["logprobs"]["content"]] == [2, 2]
+    for fields in ({"logprobs": 0}, {"logprobs": 21}, {"logprobs": 2, "top_logprobs": 3}):
+        refused = http.post("/v1/chat/completions", json={**asked, **fields})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, [*fields][-1])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -50,9 +50,8 @@ class Keys:
                 return self._page(sorted(self.points), arguments[0])
             case b"SCAN":
                 assert arguments[0] == b"MATCH"
-                return self._page(
-                    [each for each in sorted(self.blocks) if fnmatch(each.decode(), arguments[1].decode())], key
-                )
+                cursor, page = self._page(sorted(self.blocks), key)
+                return [cursor, [each for each in page if fnmatch(each.decode(), arguments[1].decode())]]
             case b"UNLINK":
                 return int(self.blocks.pop(key, None) is not None)
             case b"GETRANGE":
@@ -268,14 +267,52 @@ def test_deletions_that_take_long_leave_time_for_the_tombstones_and_are_all_carr
     assert not both.blocks
 
 
+@pytest.mark.parametrize("kind", ["erased", "dropped"])
+def test_a_deletion_whose_scan_takes_longer_than_it_has_goes_on_where_it_ended(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(erasure.time, "monotonic", lambda: now_s)
+    both: Any = Both(random.Random(1))
+    worker, call = erasures(both), Keys.call
+
+    def call_slowly(keys: Keys, until_s: float, *parts: bytes) -> Any:
+        nonlocal now_s
+        now_s += parts[0] == b"SCAN"
+        return call(keys, until_s, *parts)
+
+    monkeypatch.setattr(Keys, "call", call_slowly)
+    for number in range(100):
+        key = key_of(b"one", b"a" * 16, bytes([number]) * 16)
+        both.servers[number % 2].blocks |= {b"radixkv:%d" % number: b"of others", key: b"parent of it all" + b"sealed"}
+    if kind == "erased":
+        assert not worker.erase(b"a" * 16, b"point", now_s + 3.0)
+    else:
+        worker.forget_below(key[:-32], [b"parent of it all"])
+    for _ in range(100):
+        began_s = now_s
+        worker.retry(3.0)
+        assert now_s - began_s < 6
+    assert not both.keys_of(b"a" * 16)
+
+
 def test_what_is_asked_for_again_while_it_is_deleted_stays_in_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both: Any = Both(random.Random(1))
     worker = erasures(both, path=tmp_path / "pending")
     worker.forget_below(b"radixkv:one:aa:", [b"x", b"y"])
-    monkeypatch.setattr(worker, "_delete_below", lambda *_: worker.forget_below(b"radixkv:one:aa:", [b"y"]))
-    worker.retry(TIMEOUT_S)
+    now_s = 0.0
+
+    def delete_slowly(*_: object) -> Iterator[None]:
+        nonlocal now_s
+        worker.forget_below(b"radixkv:one:aa:", [b"y"])
+        yield
+        now_s += TIMEOUT_S
+
+    monkeypatch.setattr(erasure.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(worker, "_delete_below", delete_slowly)
+    worker.retry(TIMEOUT_S / 2)
     assert [each.value for each in Journal(tmp_path / "pending", "here", LevelCounters("remote")).read()] == [b"y"]
 
 
@@ -341,3 +378,36 @@ def test_an_erasure_before_the_cluster_is_known_is_completed_once_it_is() -> Non
     worker.retry(TIMEOUT_S)
     assert both.servers[0].points == {b"point"}
     assert not both.blocks
+
+
+@pytest.mark.parametrize("kind", ["erased", "dropped"])
+def test_a_deletion_waits_until_the_servers_of_a_cluster_are_known(kind: str, tmp_path: Path) -> None:
+    both: Any = Both(random.Random(1))
+    both.servers[1].blocks[key_of(b"one", b"a" * 16, b"b" * 16)] = b"p" * 16
+    first = erasures(both, path=tmp_path / "pending")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(both, "all", list)
+        if kind == "erased":
+            first.begin(b"a" * 16, b"point")
+        else:
+            first.forget_below(key_of(b"one", b"a" * 16, b""), [b"p" * 16])
+        first.retry(TIMEOUT_S)
+    second = erasures(both, path=tmp_path / "pending")
+    second.retry(TIMEOUT_S)
+    assert not both.blocks
+
+
+def test_a_block_that_was_under_way_while_its_namespace_was_erased_is_deleted_too(tmp_path: Path) -> None:
+    both: Any = Both(random.Random(1))
+    key, namespace_id = key_of(b"one", b"a" * 16, b"b" * 16), b"a" * 16
+    for is_first in (True, False):
+        worker = erasures(both, path=tmp_path / "pending")
+        if is_first:
+            assert worker.erase(namespace_id, b"point", time.monotonic() + TIMEOUT_S)
+        else:
+            worker.note_erased(namespace_id, b"point")
+        both.servers[0].blocks[key] = bytes(40)
+        worker.wrote([namespace_id])
+        (erasures(both, path=tmp_path / "pending") if is_first else worker).retry(TIMEOUT_S)
+        worker.retry(TIMEOUT_S)
+        assert not both.blocks
