@@ -5,6 +5,7 @@ torch is imported with the first stack, so that its threads are configured as in
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from radixkv.worker.threads import configure_threads, run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.client.reader import RemoteReader
+    from radixkv.gateway.backend.routed import RoutedGenerator
     from radixkv.generation.client import GenerationClient
     from radixkv.generation.request import Generator
     from radixkv.generation.stream import Usage
@@ -29,6 +31,7 @@ __all__ = [
     "engine_beside_service",
     "engine_in_process",
     "generate_greedy",
+    "routed_workers",
     "running",
     "separate_processes",
     "separate_services",
@@ -126,6 +129,29 @@ def separate_services(
 
 
 @contextmanager
+def routed_workers(
+    model: str, num_blocks: int, dtype: str, num_workers: int
+) -> Iterator[tuple[RoutedGenerator, list[RemoteReader]]]:
+    """A cache service and several workers, which share the cores, each with so many blocks: a gateway's choice among them, and
+    a reader of each pool.
+    """
+    from radixkv.client import connect
+    from radixkv.gateway.backend.routed import RoutedGenerator
+
+    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, ExitStack() as stack:
+        service = f"unix:{folder}/service"
+        stack.enter_context(running("serve", "--listen", service))
+        shape = ("--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE), "--model", model, "--dtype", dtype)
+        num_threads, names = max(1, len(os.sched_getaffinity(0)) // num_workers), []
+        for number in range(num_workers):
+            names.append(f"pool-{number}")
+            where = ("--service", service, "--listen", f"unix:{folder}/worker-{number}", "--pool", names[-1])
+            stack.enter_context(running("worker", *where, *shape, num_threads=num_threads))
+        reader = stack.enter_context(connect(service))
+        yield stack.enter_context(RoutedGenerator([service])), [reader.of_pool(name) for name in names]
+
+
+@contextmanager
 def separate_processes(model: str, num_blocks: int, dtype: str) -> Iterator[Stack]:
     """As `separate_services`, for one caller at a time."""
     with separate_services(model, num_blocks, dtype) as (client, reader):
@@ -133,14 +159,15 @@ def separate_processes(model: str, num_blocks: int, dtype: str) -> Iterator[Stac
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[int]:
-    """Run a `radixkv` command, ready for the duration of the block. Yields its process id.
+def running(*arguments: str, num_threads: int | None = None) -> Iterator[int]:
+    """Run a `radixkv` command, ready for the duration of the block. Yields its process id. `num_threads`: of its kernels.
 
     Raises:
         RuntimeError: it ended before it was ready; its output is above.
     """
     command = [sys.executable, "-P", "-m", "radixkv.cli", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | ({"OMP_NUM_THREADS": str(num_threads)} if num_threads else {})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             if not process.stdout.readline():

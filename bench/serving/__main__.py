@@ -10,6 +10,7 @@ an empty cache and 65,536 token slots of KV memory.
                                              Ctrl-C after the first repeat ends with the complete ones
     python -m bench.serving                  as above, with the files fetched before
     python -m bench.serving --workload drafts --workload trees --system radixkv --repeats 1
+    python -m bench.serving --system radixkv --system 'radixkv, 3 workers'    one worker, and three behind a gateway's choice
     python -m bench.serving --quick          radixkv alone on small sizes, less than a minute: are no tokens computed twice?
 
 Before timing, each system generates greedily for eight short prompts, and most first tokens must agree: they all run the
@@ -31,7 +32,7 @@ from typing import Any
 
 from bench.common.conversations import WorkloadMissingError, default_workloads
 from bench.common.report import RESULTS_DIR, Progress, Report, bench_parser
-from bench.serving.driver import Driver, DriverConfig, DriverError
+from bench.serving.driver import NUM_WORKERS, Driver, DriverConfig, DriverError
 from bench.serving.figures import OURS, Figures, as_document, bars, prefill_bars, prefill_seconds, summarise_runs, table
 from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
 from bench.serving.made_up import MadeUp
@@ -58,7 +59,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workload", action="append", choices=WORKLOADS, help="one of them; may be repeated (default: all)"
     )
-    systems = (OURS, *PEERS)
+    systems = (*NUM_WORKERS, *PEERS)
     parser.add_argument(
         "--system", action="append", choices=systems, help="one of them; may be repeated (default: all)"
     )

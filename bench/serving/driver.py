@@ -25,7 +25,10 @@ from bench.serving.plan import Workload
 from bench.serving.play import play
 from bench.serving.system import Run, System
 
-__all__ = ["Driver", "DriverConfig", "DriverError"]
+__all__ = ["NUM_WORKERS", "Driver", "DriverConfig", "DriverError"]
+
+NUM_WORKERS = {"radixkv": 1, "radixkv, 3 workers": 3}
+"""Of the systems that are radixkv's."""
 
 SPIN_COUNT = "20000"
 STOP_S = 60.0
@@ -146,10 +149,10 @@ def _peak_rss_bytes() -> int | None:
 
 
 def _open(name: str, config: DriverConfig) -> Any:
-    if name == "radixkv":
+    if name in NUM_WORKERS:
         from bench.serving.radixkv_side import RadixKV
 
-        return RadixKV(config.model, config.kv_token_bytes)
+        return RadixKV(config.model, config.kv_token_bytes, NUM_WORKERS[name])
     if name == "llama.cpp":
         from bench.serving.llama_side import LlamaCpp
 

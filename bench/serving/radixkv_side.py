@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from bench.common.stacks import BLOCK_SIZE, separate_services
+from bench.common.stacks import BLOCK_SIZE, routed_workers, separate_services
 from bench.serving.plan import Outcome, ReadyCall, Workload
 from bench.serving.system import KV_TOKENS, Counts
 from radixkv.client.reader import RemoteReader
@@ -24,13 +24,19 @@ POLL_S = 0.1
 
 
 class RadixKV:
-    """One service, one worker; every session has a separate namespace."""
+    """One service, and one worker or several among which a gateway's code chooses; every session has a separate namespace."""
 
-    def __init__(self, model: str, kv_token_bytes: int) -> None:
+    def __init__(self, model: str, kv_token_bytes: int, num_workers: int = 1) -> None:
         self.kv_token_bytes = kv_token_bytes
         self._stack = ExitStack()
-        services = separate_services(model, KV_TOKENS // BLOCK_SIZE, "auto")
-        self._generator, self._reader = self._stack.enter_context(services)
+        num_blocks = KV_TOKENS // BLOCK_SIZE
+        self._generator: Generator
+        if num_workers == 1:
+            self._generator, reader = self._stack.enter_context(separate_services(model, num_blocks, "auto"))
+            self._readers = [reader]
+        else:
+            several = routed_workers(model, num_blocks, "auto", num_workers)
+            self._generator, self._readers = self._stack.enter_context(several)
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> RadixKV:
@@ -45,10 +51,11 @@ class RadixKV:
     @contextmanager
     def session(self, workload: Workload) -> Iterator[_Session]:  # noqa: ARG002  # the same for all
         namespace = f"run-{next(self._numbers)}"
-        with _Watch(self._reader) as watch:
+        with _Watch(self._readers) as watch:
             yield _Session(self._generator, namespace, watch)
-        with suppress(RadixKVError):
-            self._reader.clear(namespace)
+        for reader in self._readers:
+            with suppress(RadixKVError):
+                reader.clear(namespace)
 
 
 class _Session:
@@ -88,10 +95,10 @@ class _Session:
 
 
 class _Watch:
-    """Most blocks that were not free, sampled every `POLL_S` seconds."""
+    """Most blocks that were not free, of all pools, sampled every `POLL_S` seconds."""
 
-    def __init__(self, reader: RemoteReader) -> None:
-        self._reader = reader
+    def __init__(self, readers: Sequence[RemoteReader]) -> None:
+        self._readers = readers
         self._ended = threading.Event()
         self.peak_blocks = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -102,8 +109,8 @@ class _Watch:
 
     def _look(self) -> None:
         with suppress(RadixKVError):
-            stats = self._reader.stats()
-            self.peak_blocks = max(self.peak_blocks, stats.num_blocks - stats.num_free_blocks)
+            all_stats = [reader.stats() for reader in self._readers]
+            self.peak_blocks = max(self.peak_blocks, sum(one.num_blocks - one.num_free_blocks for one in all_stats))
 
     def __enter__(self) -> _Watch:
         self._thread.start()

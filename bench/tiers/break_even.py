@@ -30,7 +30,7 @@ from bench.tiers.next_day import Part
 from bench.tiers.slow_link import SlowLink, slow_link
 from bench.tiers.stories import Story
 
-__all__ = ["Trial", "play_break_even", "report_break_even"]
+__all__ = ["Trial", "await_puts", "play_break_even", "report_break_even"]
 
 RATES = (1e6, 10e6, 100e6)
 POOL_SHARE = 1.4
@@ -73,7 +73,7 @@ def play_break_even(texts: Sequence[Story], kv_token_bytes: int, num_rounds: int
             for prompt in prompts:
                 ask(deployment.client, prompt, 1)
                 num_put += len(prompt) // BLOCK_SIZE
-                _await_puts(deployment, num_put)
+                await_puts(deployment, num_put)
             for bytes_per_s in RATES:
                 link.bytes_per_s = 1e12
                 deployment.kill_worker()
@@ -87,7 +87,7 @@ def play_break_even(texts: Sequence[Story], kv_token_bytes: int, num_rounds: int
     return trials
 
 
-def _await_puts(deployment: Deployment, num_blocks: int) -> None:
+def await_puts(deployment: Deployment, num_blocks: int) -> None:
     """Wait until the server has so many blocks."""
     until_s = time.monotonic() + _SAVED_S
     while True:

@@ -8,6 +8,8 @@ processes, the same requests token by token with and without the store.
     small-pool   users come back in turns to a pool of 5% of their histories: tokens found, tokens per second
     llama        two conversations in turns on one slot, and restarts, compared with llama.cpp's server
     break-even   a worker that loads from a server through links of 1, 10 and 100 MB/s, compared with loading and computing
+    second-worker    turns that come to two workers alternately, each of which is killed before the other one's: what one has
+                 computed the other loads from a server
     damage       kill -9 in the midst of saves; slots flipped, cut, swapped, the index overwritten
 
     python -m bench.tiers --peer fetch      all of it, files of llama.cpp fetched if missing: less than an hour
@@ -37,6 +39,7 @@ from bench.tiers.break_even import play_break_even, report_break_even
 from bench.tiers.damage import DAMAGES, play_damage, report_damage
 from bench.tiers.llama import play_beside_llama, report_beside_llama
 from bench.tiers.next_day import NextDay, Part, play_next_day, report_next_day
+from bench.tiers.second_worker import play_second_worker, report_second_worker
 from bench.tiers.slow_link import SERVER
 from bench.tiers.small_pool import Load, play_small_pool, report_small_pool
 from bench.tiers.stories import conversations, growing_sessions, long_texts, sessions
@@ -136,6 +139,15 @@ class Bench:
         texts = long_texts(self._ingredients, sizes.num_linked, sizes.link_tokens, REPLY_TOKENS)
         return [report_break_even(play_break_even(texts, self._token_bytes, sizes.num_rounds))]
 
+    def second_worker(self) -> list[Part]:
+        """Turns that come to two hosts alternately."""
+        sizes = self._sizes
+        if SERVER is None:
+            print("skipped: second-worker needs valkey-server or redis-server", file=sys.stderr)
+            return []
+        texts = long_texts(self._ingredients, sizes.num_linked, sizes.link_tokens, REPLY_TOKENS, sizes.num_turns)
+        return [report_second_worker(play_second_worker(texts, sizes.num_turns, EXACT))]
+
     def damage(self) -> list[Part]:
         """Mishaps."""
         sizes = self._sizes
@@ -150,6 +162,7 @@ PARTS: dict[str, Callable[[Bench], list[Part]]] = {
     "small-pool": Bench.small_pool,
     "llama": Bench.llama,
     "break-even": Bench.break_even,
+    "second-worker": Bench.second_worker,
     "damage": Bench.damage,
 }
 
