@@ -8,8 +8,8 @@ processes, the same requests token by token with and without the store.
     small-pool   users come back in turns to a pool of 5% of their histories: tokens found, tokens per second
     llama        two conversations in turns on one slot, and restarts, compared with llama.cpp's server
     break-even   a worker that loads from a server through links of 1, 10 and 100 MB/s, compared with loading and computing
-    second-worker    turns that come to two workers alternately, each of which is killed before the other one's: what one has
-                 computed the other loads from a server
+    second-worker    turns that come to two workers alternately, one killed before each turn of the other: each loads from a
+                 server the turns that it has not computed
     damage       kill -9 in the midst of saves; slots flipped, cut, swapped, the index overwritten
 
     python -m bench.tiers --peer fetch      all of it, files of llama.cpp fetched if missing: less than an hour

@@ -1,4 +1,4 @@
-"""A second worker of another host: what one has computed the other loads from the server that both have as their remote level.
+"""A second worker, of another host, loads the blocks that the first has computed from their common remote level.
 
 Two hosts, each of a cache service and a worker. The turns of every text come to the hosts alternately. Before a host gets one
 the other host's worker is killed, so that nothing but the server has the earlier turns:

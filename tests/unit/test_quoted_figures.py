@@ -58,7 +58,11 @@ DOCUMENTS = sorted(
     for path in (*ROOT.glob("*.md"), *ROOT.glob("[bk]*/README.md"), *(ROOT / "radixkv").rglob("README.md"))
     if "vendor" not in path.parts and "kernels" not in path.relative_to(ROOT).parts[1:]
 )
-FURTHER = {"all": ["gpu.json"], "isolation": ["neighbour.json", "neighbour_before.json"]}
+FURTHER = {
+    "all": ["gpu.json"],
+    "isolation": ["neighbour.json", "neighbour_before.json"],
+    "recorded": ["speculation_recorded.json"],
+}
 
 
 def leaves(figures: Any) -> Iterator[float]:
