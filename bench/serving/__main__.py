@@ -10,7 +10,7 @@ an empty cache and 65,536 token slots of KV memory.
                                              Ctrl-C after the first repeat ends with the complete ones
     python -m bench.serving                  as above, with the files fetched before
     python -m bench.serving --workload drafts --workload trees --system radixkv --repeats 1
-    python -m bench.serving --system radixkv --system 'radixkv, 3 workers'    one worker, and three among which a gateway chooses
+    python -m bench.serving --system radixkv --system 'radixkv, 3 workers'    one worker, and a gateway's choice of three
     python -m bench.serving --quick          radixkv alone on small sizes, less than a minute: are no tokens computed twice?
 
 Before timing, each system generates greedily for eight short prompts, and most first tokens must agree: they all run the
