@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -22,6 +22,21 @@ from radixkv.stores.stats import LevelCounters
 ERASED = b"radixkv:erased"
 PAGE = 3
 TIMEOUT_S = 300.0
+
+
+class SlowCalls:
+    """A clock: a command of these takes a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, is_slow: Callable[[bytes], bool]) -> None:
+        self.now_s = 0.0
+        call = Keys.call
+
+        def call_slowly(keys: Keys, until_s: float, *parts: bytes) -> Any:
+            self.now_s += is_slow(parts[0])
+            return call(keys, until_s, *parts)
+
+        monkeypatch.setattr(Keys, "call", call_slowly)
+        monkeypatch.setattr(erasure.time, "monotonic", lambda: self.now_s)
 
 
 class Keys:
@@ -241,29 +256,21 @@ def test_what_a_worker_could_not_delete_the_next_one_does_once(tmp_path: Path) -
 def test_deletions_that_take_long_leave_time_for_the_tombstones_and_are_all_carried_out(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s = 0.0
-    monkeypatch.setattr(erasure.time, "monotonic", lambda: now_s)
+    clock = SlowCalls(monkeypatch, lambda _: True)
     both: Any = Both(random.Random(1))
-    worker, call = erasures(both), Keys.call
-
-    def call_slowly(keys: Keys, until_s: float, *parts: bytes) -> Any:
-        nonlocal now_s
-        now_s += 1
-        return call(keys, until_s, *parts)
-
-    monkeypatch.setattr(Keys, "call", call_slowly)
+    worker = erasures(both)
     for number in range(10):
         id_, name = bytes([number]) * 16, bytes([number + 100]) * 16
         key = key_of(b"one", id_, name)
         both.servers[0].blocks[key] = id_ + b"sealed"
         if kind == "erased":
-            assert not worker.erase(id_, b"%d" % number, now_s)
+            assert not worker.erase(id_, b"%d" % number, clock.now_s)
         else:
             worker.forget_below(key[:-32], [id_])
     for _ in range(20):
-        began_s = now_s
+        began_s = clock.now_s
         worker.retry(30.0)
-        assert now_s - began_s < 35
+        assert clock.now_s - began_s < 35
     assert not both.blocks
 
 
@@ -271,28 +278,20 @@ def test_deletions_that_take_long_leave_time_for_the_tombstones_and_are_all_carr
 def test_a_deletion_whose_scan_takes_longer_than_it_has_goes_on_where_it_ended(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s = 0.0
-    monkeypatch.setattr(erasure.time, "monotonic", lambda: now_s)
+    clock = SlowCalls(monkeypatch, lambda command: command == b"SCAN")
     both: Any = Both(random.Random(1))
-    worker, call = erasures(both), Keys.call
-
-    def call_slowly(keys: Keys, until_s: float, *parts: bytes) -> Any:
-        nonlocal now_s
-        now_s += parts[0] == b"SCAN"
-        return call(keys, until_s, *parts)
-
-    monkeypatch.setattr(Keys, "call", call_slowly)
+    worker = erasures(both)
     for number in range(100):
         key = key_of(b"one", b"a" * 16, bytes([number]) * 16)
         both.servers[number % 2].blocks |= {b"radixkv:%d" % number: b"of others", key: b"parent of it all" + b"sealed"}
     if kind == "erased":
-        assert not worker.erase(b"a" * 16, b"point", now_s + 3.0)
+        assert not worker.erase(b"a" * 16, b"point", clock.now_s + 3.0)
     else:
         worker.forget_below(key[:-32], [b"parent of it all"])
     for _ in range(100):
-        began_s = now_s
+        began_s = clock.now_s
         worker.retry(3.0)
-        assert now_s - began_s < 6
+        assert clock.now_s - began_s < 6
     assert not both.keys_of(b"a" * 16)
 
 
