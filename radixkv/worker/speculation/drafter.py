@@ -33,9 +33,9 @@ _PATIENCE = 8
 """Larger ones look once in so many steps, or in one per two rows, after as many without a draft that paid."""
 _TRIED = (2, 4, 8, 16)
 """Drafted tokens of steps that are run to learn their time: by shorter ones alone longer ones look worse than they are."""
-_BETWEEN_TRIALS = 256
+_BETWEEN_TRIALS = 512
 """Drafts until the next, once all have been."""
-_LEAST_TRIED = 0.3
+_LEAST_TRIED = 0.5
 """Chance of a draft's first token from which it is used for a trial."""
 
 
@@ -172,13 +172,17 @@ class Drafter:
         """The draft of the longest match, of those that have one in the vocabulary."""
         best: Draft | None = None
         for source in self._sources:
-            draft = source.find(branch, limit)
-            if draft is not None and (best is None or draft.length > best.length):
-                known = next((at for at, one in enumerate(draft.tokens) if one >= self._vocab_size), len(draft.tokens))
-                length = min(known, limit)
-                tokens, agreements = draft.tokens[:length], draft.agreements[:length]
-                best = draft._replace(tokens=tokens, agreements=agreements) if known else best
+            draft = source.find(branch, limit, best.length + 1 if best is not None else 0)
+            if draft is not None:
+                best = self._cut(draft, limit) or best
         return best
+
+    def _cut(self, draft: Draft, limit: int) -> Draft | None:
+        """Its tokens up to the limit and before the first that is none; None: there are none."""
+        length = min(limit, len(draft.tokens))
+        if max(draft.tokens, default=0) >= self._vocab_size:
+            length = next(at for at in range(length + 1) if at == length or draft.tokens[at] >= self._vocab_size)
+        return draft._replace(tokens=draft.tokens[:length], agreements=draft.agreements[:length]) if length else None
 
     def _choose(self, budget: int) -> list[int]:
         """How many tokens of each found draft are run, by expected tokens per second. O(tokens · log)."""

@@ -65,8 +65,8 @@ class Draft(NamedTuple):
 class DraftSource(Protocol):
     """A source of drafts."""
 
-    def find(self, branch: Branch, limit: int) -> Draft | None:
-        """At most `limit` tokens, and at least one, that may follow the branch's history. O(limit)."""
+    def find(self, branch: Branch, limit: int, least: int = 0) -> Draft | None:
+        """At most `limit` tokens, and at least one, that may follow the branch's history after a match of `least`. O(limit)."""
 
     def ended(self, generation: Generation) -> None:
         """A request has ended, however."""
@@ -83,7 +83,7 @@ class OwnText:
         self._indexes: dict[Branch, NgramIndex] = {}
         self._num_bytes = 0
 
-    def find(self, branch: Branch, limit: int) -> Draft | None:
+    def find(self, branch: Branch, limit: int, least: int = 0) -> Draft | None:
         """See `DraftSource`. A history whose index would exceed the bytes has none."""
         tokens, end = branch.tokens, len(branch.tokens)
         index = self._indexes.get(branch)
@@ -96,7 +96,7 @@ class OwnText:
         index.extend(tokens, end - 1)
         self._num_bytes += index.size_bytes - size
         match = index.find(tokens, tokens[-_NUM_BEFORE:])
-        if match is None:
+        if match is None or match.length < least:
             return None
         return Draft(Source.OWN, match.length, *_following(tokens, match.ends, limit, repeats=True))
 
@@ -118,7 +118,7 @@ class Predictions:
         self._indexes: dict[Generation, NgramIndex] = {}
         self._num_bytes = 0
 
-    def find(self, branch: Branch, limit: int) -> Draft | None:
+    def find(self, branch: Branch, limit: int, least: int = 0) -> Draft | None:
         """See `DraftSource`."""
         generation = branch.generation
         text = generation.rules.prediction
@@ -135,7 +135,7 @@ class Predictions:
         match = index.find(text, said)
         if match is None and said == text[: len(said)]:
             match = Match([len(said)], len(said))
-        return _draft(Source.PREDICTED, text, match, limit)
+        return _draft(Source.PREDICTED, text, match, limit, least)
 
     def ended(self, generation: Generation) -> None:
         """See `DraftSource`."""
@@ -181,15 +181,14 @@ class RecentReplies:
         self.size_bytes = 0
         self._cleared: set[str] = set()  # ids of running requests that are not kept
 
-    def find(self, branch: Branch, limit: int) -> Draft | None:
+    def find(self, branch: Branch, limit: int, least: int = 0) -> Draft | None:
         """See `DraftSource`."""
         generation = branch.generation
         replies = self._replies.get(generation.namespace)
         if replies is None or not _is_shared(generation):
             return None
-        return _draft(
-            Source.RECENT, replies.text, replies.index.find(replies.text, branch.tokens[-_NUM_BEFORE:]), limit
-        )
+        match = replies.index.find(replies.text, branch.tokens[-_NUM_BEFORE:])
+        return _draft(Source.RECENT, replies.text, match, limit, least)
 
     def ended(self, generation: Generation) -> None:
         """See `DraftSource`: keep its replies."""
@@ -225,8 +224,8 @@ def _is_shared(generation: Generation) -> bool:
     return generation.terms.shares_prefix and generation.sampling.speculation == "all"
 
 
-def _draft(source: Source, text: Sequence[int], match: Match | None, limit: int) -> Draft | None:
-    if match is None:
+def _draft(source: Source, text: Sequence[int], match: Match | None, limit: int, least: int) -> Draft | None:
+    if match is None or match.length < least:
         return None
     tokens, agreements = _following(text, match.ends, limit)
     return Draft(source, match.length, tokens, agreements) if tokens else None

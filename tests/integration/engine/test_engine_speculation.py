@@ -290,7 +290,7 @@ class SameLie(LyingSource):
         super().__init__(oracle, 0.0, 1)
         self._lie = lie
 
-    def find(self, branch: Branch, limit: int) -> Draft:  # noqa: ARG002
+    def find(self, branch: Branch, limit: int, least: int = 0) -> Draft:  # noqa: ARG002
         tokens = [*oracle(branch)[: len(branch.tokens) % 3], *self._lie]
         return Draft(Source.OWN, 3, tokens, [Agreement.ONE] * len(tokens))
 

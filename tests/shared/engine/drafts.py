@@ -27,7 +27,7 @@ class LyingSource:
         self._num_ids = num_ids
         self._rng = random.Random(seed)
 
-    def find(self, branch: Branch, limit: int) -> Draft | None:
+    def find(self, branch: Branch, limit: int, least: int = 0) -> Draft | None:  # noqa: ARG002
         """See `DraftSource`."""
         rng, told = self._rng, self.knows(branch)[: limit + 4]
         tokens = [rng.randrange(self._num_ids) if rng.random() < self.lies else one for one in told]
