@@ -88,6 +88,17 @@ def test_one_token_alone_is_a_match() -> None:
     assert (draft.length, draft.tokens) == (1, prompt[21:24])
 
 
+def test_a_match_that_is_shorter_than_asked_for_makes_no_draft() -> None:
+    text = noise(1, 60)
+    branch = a_branch(text, text[20:30])
+    branch.generation.rules.prediction = array("I", text[20:])
+    recent = RecentReplies(1 << 20)
+    recent.ended(a_branch(noise(2, 20), text).generation)
+    for source in (OwnText(1 << 20), Predictions(1 << 20), recent):
+        assert source.find(branch, 4, 10) is not None
+        assert source.find(branch, 4, 11) is None
+
+
 def test_past_the_end_of_its_text_a_draft_goes_on_with_itself() -> None:
     text = [1, 2, 30, 41, 1, 2, 30, 42, 1, 2, 50, 43, 1, 2]
     draft = OwnText(1 << 20).find(a_branch(text[:5], text[5:]), 12)
