@@ -24,6 +24,9 @@ TENANTS = """
 name = "all"
 keys = ["{all}"]
 [[tenant]]
+name = "new"
+keys = ["{new}"]
+[[tenant]]
 name = "another"
 keys = ["{another}"]
 [[tenant]]
@@ -42,7 +45,7 @@ def server(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(
         TENANTS.format(
-            **{name: hashlib.sha256(name.encode()).hexdigest() for name in ("all", "another", "own", "none")}
+            **{name: hashlib.sha256(name.encode()).hexdigest() for name in ("all", "new", "another", "own", "none")}
         )
     )
     config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, keys_file=keys)
@@ -75,7 +78,7 @@ def test_a_reply_that_comes_again_is_guessed_where_the_tenant_lets_it_and_stays_
 
 
 def test_what_one_tenant_has_had_said_is_guessed_for_no_other(server: GatewayServer) -> None:
-    first, again, others = (ask(server, key, seed=5) for key in ("all", "all", "another"))
+    first, again, others = (ask(server, key, seed=5) for key in ("new", "new", "another"))
     assert others.json()["choices"] == first.json()["choices"] == again.json()["choices"]
     assert guesses(others) == guesses(first) != guesses(again)
 
