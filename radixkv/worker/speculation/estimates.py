@@ -13,7 +13,6 @@ from radixkv.worker.speculation.sources import Agreement, Draft, Source
 
 __all__ = ["Acceptance", "StepTime"]
 
-
 _DEPTH_BUCKETS = (0, 1, 2, 2, 3, 3, 3, 3, 4)
 """Of a token's place in its draft; deeper ones are of the last."""
 _NUM_DEPTHS = _DEPTH_BUCKETS[-1] + 1
@@ -24,6 +23,7 @@ _FORGETTING = 256
 _PRIOR_TRIALS = 4.0
 _FIRST_CHANCE = 0.5
 _HARDLY = 0.01
+"""Chance below which no further token of a draft can pay."""
 
 
 class _Trials:

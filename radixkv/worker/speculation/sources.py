@@ -30,7 +30,7 @@ _NUM_BEFORE = 48
 _BETWEEN = 2**32 - 1
 """Between two replies, and past the end of a text; no token id."""
 _MANY = 4
-"""Places on which a token stands that is likelier than one of fewer."""
+"""Places from which agreement is a kind of its own."""
 _MOST_OF_ONE = 4
 """A namespace's recent replies take at most this part of the bytes of all."""
 
@@ -44,12 +44,13 @@ class Source(Enum):
 
 
 class Agreement(IntEnum):
-    """Of the places where the draft was the same so far, those where its next token is, too."""
+    """How many places have a draft's next token, of those that had all of it so far."""
 
     ONE = 0
-    """The only one."""
+    """There is one place."""
     MOST = 1
     ALL = 2
+    """Two or three."""
     ALL_OF_MANY = 3
 
 
