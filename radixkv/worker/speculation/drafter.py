@@ -28,9 +28,10 @@ __all__ = ["Drafter"]
 _MAX_OWNERS = 256
 """Tenants whose acceptance is remembered, the latest."""
 _FEW_ROWS = 4
-"""Batches up to this size look for drafts in every step: that takes 1 to 3% of a small one."""
-_PATIENCE = 8
-"""Larger ones look once in so many steps, or in one per two rows, after as many without a draft that paid."""
+_PATIENCE, _ONE_IN = 32, 4
+"""After so many look-ups of which no token was run, a branch has one in so many steps: each takes 1 to 3% of a small step."""
+_LEAST_PATIENCE = 8
+"""Both, in a batch of more rows than few; or one per two rows."""
 _TRIED = (2, 4, 8, 16)
 """Drafted tokens of steps that are run to learn their time: by shorter ones alone longer ones look worse than they are."""
 _BETWEEN_TRIALS = 512
@@ -80,7 +81,7 @@ class Drafter:
         self._acceptance: dict[str, Acceptance] = {}  # by owner, the latest last: none learns from another's replies
         self._found: list[_Found] = []
         self._rows: Sequence[Row] = ()
-        self._num_plans = self._num_fruitless = 0
+        self._num_fruitless: Counter[Branch] = Counter()  # look-ups in a row of which no token was run
         self._num_trials = self._num_since = 0
         self._clock = clock
         self._planned_s = 0.0
@@ -96,19 +97,23 @@ class Drafter:
         for found in self._found:  # of a batch whose sequences were lost
             found.branch.draft = ()
         self._rows, self._found = rows, []
-        if any(row.branch.is_prefilling for row in rows) or self._rests(len(rows)):
+        if any(row.branch.is_prefilling for row in rows):
             return
         sharing = self._sharing(rows)
-        for row in rows:
-            limit = self._limit(row.branch)
-            if limit > 0 and row.branch not in sharing and (draft := self._find(row.branch, limit)) is not None:
-                self._found.append(_Found(row.branch, draft, len(row.branch.tokens)))
+        for branch in (row.branch for row in rows):
+            limit = self._limit(branch)
+            if limit <= 0 or branch in sharing or self._rests(branch, len(rows)):
+                continue
+            self._num_fruitless[branch] += 1
+            draft = self._find(branch, limit)
+            if draft is not None:
+                self._found.append(_Found(branch, draft, len(branch.tokens)))
         if not self._found:
             return
-        numbers = self._choose(max_positions - len(rows))
-        self._num_fruitless = 0 if any(numbers) else self._num_fruitless + 1
-        for found, number in zip(self._found, numbers, strict=True):
+        for found, number in zip(self._found, self._choose(max_positions - len(rows)), strict=True):
             found.branch.draft = found.draft.tokens[:number]
+            if number:
+                self._num_fruitless[found.branch] = 0
 
     def finished(self) -> None:
         """The planned rows have run, and their tokens are drawn."""
@@ -129,6 +134,8 @@ class Drafter:
 
     def ended(self, generation: Generation) -> None:
         """A request has ended, however."""
+        for branch in generation.branches:
+            self._num_fruitless.pop(branch, None)
         if _may_draft(generation):
             for source in self._sources:
                 source.ended(generation)
@@ -146,11 +153,12 @@ class Drafter:
             del self._acceptance[next(iter(self._acceptance))]
         return acceptance
 
-    def _rests(self, num_rows: int) -> bool:
-        """Whether the look-ups of a large batch are left out, because they have come to nothing lately."""
-        self._num_plans += 1
-        patience = max(_PATIENCE, num_rows // 2)
-        return num_rows > _FEW_ROWS and self._num_fruitless >= patience and self._num_plans % patience > 0
+    def _rests(self, branch: Branch, num_rows: int) -> bool:
+        """Whether a branch's look-up is left out, because its last ones have come to nothing."""
+        patience, one_in = _PATIENCE, _ONE_IN
+        if num_rows > _FEW_ROWS:
+            patience = one_in = max(_LEAST_PATIENCE, num_rows // 2)
+        return self._num_fruitless[branch] >= patience and len(branch.tokens) % one_in > 0
 
     def _limit(self, branch: Branch) -> int:
         """Most tokens that may be drafted for a branch."""

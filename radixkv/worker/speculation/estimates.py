@@ -6,6 +6,7 @@ time      a + b n + c max(0, n - 2) + d max(0, n - 4) + e n context, of n positi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -109,7 +110,7 @@ _FORGOTTEN = 0.99
 _MOST_APART = 0.5
 """Of a step's expected time, the most that a measurement may be off it: another program's turn is no property of steps."""
 _MANY_ALIKE, _ONE_IN = 16, 8
-"""After so many steps of one size in a row, one in so many is learned from."""
+"""After so many steps of one size, one in so many is learned from."""
 
 
 class StepTime:
@@ -123,13 +124,12 @@ class StepTime:
         self._spread = [[apart**2 if row == column else 0.0 for column in _NUMBERS] for row, apart in _NUMBERED_APART]
         self._first_spread = [self._spread[index][index] for index in _NUMBERS]
         self._first_s = 0.0
-        self._last_size = self._num_alike = 0
+        self._num_alike: Counter[int] = Counter()  # steps by their positions
 
     def learn(self, num_positions: int, context: float, seconds: float) -> None:
         """A step took so long. `context`: average positions read by each."""
-        self._num_alike = self._num_alike + 1 if num_positions == self._last_size else 0
-        self._last_size = num_positions
-        if self._num_alike > _MANY_ALIKE and self._num_alike % _ONE_IN:
+        self._num_alike[num_positions] += 1
+        if self._num_alike[num_positions] > _MANY_ALIKE and self._num_alike[num_positions] % _ONE_IN:
             return
         known = _features(num_positions, context)
         expected = _dot(known, self._weights)

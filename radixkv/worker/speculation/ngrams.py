@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +21,13 @@ __all__ = ["LONGEST", "Match", "NgramIndex", "index_bytes"]
 
 LENGTHS = (1, 4, 16)
 LONGEST = LENGTHS[-1]
-_FACTORS = [pow(0x9E3779B97F4A7C15, 2 * place + 1, 1 << 64) for place in range(LONGEST)]
+_PLACES = {1: (0,), 4: (1, 2, 3), 16: (6, 9, 12, 15)}
+"""Tokens, counted from the last, that are hashed for n-grams of a length, together with those of the shorter ones."""
+_FACTORS = {place: pow(0x9E3779B97F4A7C15, 2 * place + 1, 1 << 64) for places in _PLACES.values() for place in places}
 _MASK = (1 << 64) - 1
 _LEAST_SLOTS = 1 << 8
+_KEPT_HASHES = 256
+"""Ends of texts whose hashes are kept: they are looked up in several indexes, and indexed when more tokens follow."""
 _FEW = 48
 """Tokens up to which a loop is faster than numpy."""
 _MOST_COMPARED = 48
@@ -74,7 +79,7 @@ class NgramIndex:
         else:
             shift = self._shift
             for last in range(start + 1, end + 1):
-                hashes = _hashes(text[max(0, last - LONGEST) : last])
+                hashes = _hashes(text[max(0, last - LONGEST) : last].tobytes())
                 for heads, before, value in zip(self._heads, self._before, hashes, strict=False):
                     before[last] = heads[value >> shift]
                     heads[value >> shift] = last
@@ -88,12 +93,12 @@ class NgramIndex:
         first = max(0, start - LONGEST + 1)
         tokens = np.array(text[first:end], dtype=np.uint64)
         value = np.zeros(len(tokens), np.uint64)
-        for place in range(LONGEST):
-            value[place:] += tokens[: len(tokens) - place] * np.uint64(_FACTORS[place])
-            if place + 1 in LENGTHS:
-                skipped = max(place, start - first)  # of windows that begin before the text, or are indexed
-                slots = (value[skipped:] >> np.uint64(self._shift)).astype(np.int64)
-                self._link(LENGTHS.index(place + 1), slots, np.arange(first + skipped + 1, end + 1))
+        for index, length in enumerate(LENGTHS):
+            for place in _PLACES[length]:
+                value[place:] += tokens[: len(tokens) - place] * np.uint64(_FACTORS[place])
+            skipped = max(length - 1, start - first)  # of windows that begin before the text, or are indexed
+            slots = (value[skipped:] >> np.uint64(self._shift)).astype(np.int64)
+            self._link(index, slots, np.arange(first + skipped + 1, end + 1))
 
     def _link(self, index: int, slots: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
         """Put rising ends into their slots."""
@@ -105,11 +110,11 @@ class NgramIndex:
         is_last = np.roll(is_first, -1)
         heads[slots[is_last]] = ends[is_last]
 
-    def find(self, text: Sequence[int], tail: Sequence[int]) -> Match | None:
+    def find(self, text: array[int], tail: array[int]) -> Match | None:
         """Those with the longest match among the last places of the longest n-gram that `tail` ends with. O(1)."""
         if not self._num_slots:
             return None
-        for index, value in reversed(list(enumerate(_hashes(tail[-LONGEST:])))):
+        for index, value in reversed(list(enumerate(_hashes(tail[-LONGEST:].tobytes())))):
             length, end, before = LENGTHS[index], self._heads[index][value >> self._shift], self._before[index]
             wanted, ends = tail[-length:], list[int]()
             longest = 0
@@ -128,14 +133,17 @@ class NgramIndex:
         return None
 
 
-def _hashes(tokens: Sequence[int]) -> list[int]:
+@lru_cache(maxsize=_KEPT_HASHES)
+def _hashes(window: bytes) -> tuple[int, ...]:
     """Of the last n tokens, for each length that there are enough for."""
-    values, value = [], 0
-    for place, (token, factor) in enumerate(zip(reversed(tokens), _FACTORS, strict=False), start=1):
-        value += token * factor
-        if place in LENGTHS:
-            values.append(value & _MASK)
-    return values
+    tokens, values, value = array("I", window), [], 0
+    for length in LENGTHS:
+        if length > len(tokens):
+            break
+        for place in _PLACES[length]:
+            value += tokens[-1 - place] * _FACTORS[place]
+        values.append(value & _MASK)
+    return tuple(values)
 
 
 def _common(text: Sequence[int], end: int, tail: Sequence[int], length: int) -> int:

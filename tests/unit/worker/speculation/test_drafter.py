@@ -155,30 +155,35 @@ def test_branches_that_read_a_long_common_prefix_draft_nothing() -> None:
 @pytest.mark.parametrize(
     ("num_rows", "pays_at", "looked"),
     [
-        (4, (), [*range(1, 33)]),
-        (5, (), [*range(1, 9), 16, 24, 32]),
-        (5, (3,), [*range(1, 12), 16, 24, 32]),
-        (5, (8,), [*range(1, 17), 24, 32]),
-        (5, (16,), [*range(1, 9), *range(16, 25), 32]),
-        (17, (), [*range(1, 9), 16, 24, 32]),
-        (24, (), [*range(1, 13), 24]),
+        (1, (), [*range(2, 34), *range(36, 81, 4)]),
+        (4, (40,), [*range(2, 34), 36, *range(40, 73), 76, 80]),
+        (5, (), [*range(2, 10), *range(16, 81, 8)]),
+        (5, (4, 12), [*range(2, 21), *range(24, 81, 8)]),
+        (5, (9, 24), [*range(2, 18), *range(24, 33), *range(40, 81, 8)]),
+        (24, (), [*range(2, 14), *range(24, 81, 12)]),
     ],
 )
-def test_a_large_batch_looks_once_in_eight_steps_after_eight_without_a_draft_that_paid(
+def test_a_branch_whose_drafts_do_not_pay_looks_for_them_in_few_steps_and_another_goes_on(
     num_rows: int, pays_at: tuple[int, ...], looked: list[int]
 ) -> None:
-    steps: list[int] = []
-    source = LyingSource(lambda _branch: steps.append(step) or [1], 0.0, 1)  # type: ignore[func-returns-value]
+    looks: dict[str, list[int]] = {}
+
+    def find(branch: Branch) -> list[int]:
+        looks.setdefault(branch.generation.generation_id, []).append(len(branch.tokens))
+        return [1] if branch.generation.generation_id == "1" or len(branch.tokens) in pays_at else []
+
+    source = LyingSource(find, 0.0, 1)
     settings = SpeculationSettings(always=True)
     drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
-    branches = [a_branch([1], [2, 3], name=str(number)) for number in range(num_rows)]
-    for branch in branches:
-        branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
-    for step in range(1, 33):
-        room = 1 if step in pays_at else 0  # of the batch: for one draft of all
-        drafter.plan([Row(branch, 2, 3) for branch in branches], num_rows + room)
-        assert sum(len(branch.draft) for branch in branches) == room
-    assert sorted(set(steps)) == looked
+    branches = [a_branch([1], [2], name=str(number)) for number in range(num_rows)]
+    for length in range(2, 81):
+        for branch in branches:
+            branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 100, length - 1
+        drafter.plan([Row(branch, length - 1, length) for branch in branches], 320)
+        for branch in branches:
+            branch.tokens.append(4)
+    assert looks["0"] == looked
+    assert num_rows == 1 or looks["1"] == list(range(2, 81))
 
 
 def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
