@@ -20,7 +20,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.worker.generations.text import ChatText
 
-__all__ = ["LEAST_GAIN", "SEED", "Load", "loads"]
+__all__ = ["LEAST_GAIN", "SEED", "Load", "loads", "unlike_prompts"]
 
 SEED = 1
 LONGEST_PROMPT = 2048
@@ -55,7 +55,12 @@ def loads(material: Material, text: ChatText, num: int, num_tokens: int) -> Iter
     yield Load("again", asked(chats))
     drawn = [SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=seed) for seed in range(num)]
     yield Load("drawn", [GenerateParams(token_ids=ids, sampling=one) for ids, one in zip(chats, drawn, strict=True)])
-    rng = random.Random(SEED)
+    yield Load("random", unlike_prompts(num, num_tokens))
+
+
+def unlike_prompts(num: int, num_tokens: int, seed: int = SEED) -> list[GenerateParams]:
+    """Requests of random tokens, in whose replies nothing repeats."""
+    rng = random.Random(seed)
     noise = [[rng.randrange(1000, 40_000) for _ in range(200)] for _ in range(num)]
-    hot = SamplingParams(max_tokens=num_tokens, temperature=10.0, seed=SEED, ignore_eos=True)
-    yield Load("random", asked(noise, hot))
+    hot = SamplingParams(max_tokens=num_tokens, temperature=10.0, seed=seed, ignore_eos=True)
+    return [GenerateParams(token_ids=ids, sampling=hot) for ids in noise]

@@ -29,7 +29,7 @@ import torch
 from bench.common.conversations import default_workloads
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser, percentile
 from bench.serving.material import Material, WorkloadMissingError
-from bench.speculation.loads import LEAST_GAIN, SEED, Load, loads
+from bench.speculation.loads import LEAST_GAIN, SEED, Load, loads, unlike_prompts
 from radixkv import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
@@ -204,6 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for length in options.fixed:
                 engine = _with_fixed(length, options.quantization)
                 engines.append(stack.enter_context(closing(engine)))
+            for engine in engines:
+                play(engine, unlike_prompts(options.batch, 16, SEED + 1), options.batch)  # memory is touched for the first time
             for load in loads(Material(options.workloads), text, options.requests or num, num_tokens):
                 if not options.loads or load.name in options.loads:
                     rows.append(measure(report, load, engines, options.batch))

@@ -1,6 +1,6 @@
 """Which tokens are drafted for which branches of a batch.
 
-    plan       for each decode the most promising draft; of all drafted tokens as many as make tokens per second greatest
+    plan       for each decode the most promising draft; of all drafted tokens as many as pay for the whole batch
     finished   what came true is learned, and how long the step took
     ended      the reply is a source for later ones
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, takewhile
+from itertools import takewhile
+from math import log, log1p
 from typing import NamedTuple
 
 from radixkv.generation.stats import EngineCounters
@@ -193,7 +194,11 @@ class Drafter:
         return cut if cut.tokens else None
 
     def _choose(self, budget: int) -> list[int]:
-        """How many tokens of each found draft are run, by expected tokens per second. O(tokens · log)."""
+        """How many tokens of each found draft are run. O(tokens · log).
+
+        The product of the branches' expected tokens per second is made greatest: those without a draft are not slowed down
+        for the others.
+        """
         if self._settings.always:
             return self._all_of(budget)
         gains = [
@@ -204,9 +209,13 @@ class Drafter:
         gains.sort()  # chances fall along a draft, so each prefix of the list holds prefixes of drafts
         gains = gains[: max(0, budget)]
         num_rows = len(self._rows)
-        tokens = list(accumulate((-gain for gain, _, _ in gains), initial=float(num_rows)))
+        expected = [1.0] * len(self._found)
+        worths = [0.0]
+        for gain, _, index in gains:
+            worths.append(worths[-1] + log1p(-gain / expected[index]))
+            expected[index] -= gain
         seconds = self._time.expected_s(num_rows, num_rows + len(gains), _context(self._rows))
-        best = max(range(len(tokens)), key=lambda number: tokens[number] / seconds[number])
+        best = max(range(len(worths)), key=lambda number: worths[number] - num_rows * log(seconds[number]))
         best = max(best, self._trial(gains))
         numbers = [0] * len(self._found)
         for _, _, index in gains[:best]:

@@ -186,6 +186,35 @@ def test_a_branch_whose_drafts_do_not_pay_looks_for_them_in_few_steps_and_anothe
     assert num_rows == 1 or looks["1"] == list(range(2, 81))
 
 
+@pytest.mark.parametrize("num_drafting", [1, 2, 8])
+def test_branches_without_a_draft_are_not_slowed_down_for_the_others(num_drafting: int) -> None:
+    now_s = 0.0
+    drafter = Drafter(
+        SpeculationSettings(),
+        vocab_size=50,
+        block_size=16,
+        counters=EngineCounters(),
+        sources=[LyingSource(lambda branch: [4] * 20 if branch in branches[:num_drafting] else [], 0.0, 50)],
+        clock=lambda: now_s,
+    )
+    branches = [a_branch([1], [2, 3], name=str(number)) for number in range(8)]
+    plain_s, steps_s = 1.0, list[float]()
+    for _ in range(300):
+        for branch in branches:
+            branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 100_000, len(branch.tokens) - 1
+        drafter.plan([Row(branch, len(branch.tokens) - 1, len(branch.tokens)) for branch in branches], 320)
+        steps_s.append(plain_s + 0.1 * sum(len(branch.draft) for branch in branches))
+        now_s += steps_s[-1]
+        for branch in branches:
+            branch.tokens.extend([4] * (1 + len(branch.draft)))
+        drafter.finished()
+    mean_s = sum(steps_s[100:]) / 200
+    if num_drafting < 8:  # tokens of all per second would be most with all 16 tokens of a draft
+        assert mean_s < 1.05 * plain_s
+    else:
+        assert mean_s > 5 * plain_s, "all get more tokens than the step is longer"
+
+
 def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
     num_looks = 0
 
