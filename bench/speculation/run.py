@@ -205,7 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 engine = _with_fixed(length, options.quantization)
                 engines.append(stack.enter_context(closing(engine)))
             for engine in engines:
-                play(engine, unlike_prompts(options.batch, 16, SEED + 1), options.batch)  # memory is touched for the first time
+                play(
+                    engine, unlike_prompts(options.batch, 16, SEED + 1), options.batch
+                )  # memory is touched for the first time
             for load in loads(Material(options.workloads), text, options.requests or num, num_tokens):
                 if not options.loads or load.name in options.loads:
                     rows.append(measure(report, load, engines, options.batch))
