@@ -31,8 +31,8 @@ _MAX_OWNERS = 256
 _FEW_ROWS = 4
 _PATIENCE, _ONE_IN = 32, 4
 """After so many look-ups of which no token was run, a branch has one in so many steps: each takes 1 to 3% of a small step."""
-_LEAST_PATIENCE = 8
-"""Both, in a batch of more rows than few; or one per two rows."""
+_PATIENCE_OF_MANY, _ONE_IN_OF_MANY = 4, 16
+"""Of branches in batches of more rows than few, where a draft seldom pays."""
 _TRIED = (2, 4, 8, 16)
 """Drafted tokens of steps that are run to learn their time: by shorter ones alone longer ones look worse than they are."""
 _BETWEEN_TRIALS = 512
@@ -156,9 +156,8 @@ class Drafter:
 
     def _rests(self, branch: Branch, num_rows: int) -> bool:
         """Whether a branch's look-up is left out, because its last ones have come to nothing."""
-        patience, one_in = _PATIENCE, _ONE_IN
-        if num_rows > _FEW_ROWS:
-            patience = one_in = max(_LEAST_PATIENCE, num_rows // 2)
+        is_few = num_rows <= _FEW_ROWS
+        patience, one_in = (_PATIENCE, _ONE_IN) if is_few else (_PATIENCE_OF_MANY, _ONE_IN_OF_MANY)
         return self._num_fruitless[branch] >= patience and len(branch.tokens) % one_in > 0
 
     def _limit(self, branch: Branch) -> int:
