@@ -33,6 +33,7 @@ from bench.serving.llama_side import llama_server
 from bench.serving.material import Material, WorkloadMissingError
 from bench.serving.transformers_side import hide_project_folder
 from bench.speculation.loads import SEED, Load, loads
+from bench.speculation.run import await_rest
 from bench.tree.wheel import PeerMissingError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
@@ -324,6 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         peers = [peer._replace(settings=peer.settings[:2]) for peer in peers]
     rows: list[tuple[str, ...]] = []
     with radixkv_player(False) as plain, radixkv_player(True) as drafted:
+        await_rest()
         for load in asked:
             rows += measure(report, load, (plain, drafted), peers)
     columns = ("load", "system", "best setting", "plain, tokens/s", "with drafts", "gain", "tokens as plainly")

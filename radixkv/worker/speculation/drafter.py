@@ -29,7 +29,7 @@ __all__ = ["Drafter"]
 _MAX_OWNERS = 256
 """Tenants whose acceptance is remembered, the latest."""
 _FEW_ROWS = 4
-_PATIENCE, _ONE_IN = 32, 4
+_PATIENCE, _ONE_IN = 16, 8
 """After so many look-ups of which no token was run, a branch has one in so many steps: each takes 1 to 3% of a small step."""
 _PATIENCE_OF_MANY, _ONE_IN_OF_MANY = 4, 16
 """Of branches in batches of more rows than few, where a draft seldom pays."""
