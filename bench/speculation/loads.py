@@ -49,7 +49,7 @@ def loads(material: Material, text: ChatText, num: int, num_tokens: int) -> Iter
     yield Load("few-shot", asked(few_shot))
     calls = [prompt for session in material.agent_sessions[: max(1, num // 4)] for prompt in session[:4]]
     yield Load("agent", asked([text.encode(prompt)[:LONGEST_PROMPT] for prompt in calls[:num]]))
-    turns = material.two_turns[:: len(material.two_turns) // num][:num]
+    turns = material.two_turns[:: max(1, len(material.two_turns) // num)][:num]
     chats = [text.prompt_ids([{"role": "user", "content": first}]) for first, _ in turns]
     yield Load("chat", asked(chats))
     yield Load("again", asked(chats))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from math import log, log1p
 from typing import NamedTuple
 
@@ -200,19 +200,16 @@ class Drafter:
         """
         if self._settings.always:
             return self._all_of(budget)
-        gains = [
-            (-chance, depth, index)
-            for index, found in enumerate(self._found)
-            for depth, chance in enumerate(self._acceptance_of(found.branch).chances(found.draft))
-        ]
-        gains.sort()  # chances fall along a draft, so each prefix of the list holds prefixes of drafts
+        gains: list[tuple[float, int, int]] = []
+        for index, found in enumerate(self._found):
+            expected = 1.0
+            for depth, chance in enumerate(self._acceptance_of(found.branch).chances(found.draft)):
+                gains.append((-log1p(chance / expected), depth, index))
+                expected += chance
+        gains.sort()  # gains fall along a draft, so each prefix of the list holds prefixes of drafts
         gains = gains[: max(0, budget)]
         num_rows = len(self._rows)
-        expected = [1.0] * len(self._found)
-        worths = [0.0]
-        for gain, _, index in gains:
-            worths.append(worths[-1] + log1p(-gain / expected[index]))
-            expected[index] -= gain
+        worths = list(accumulate((-gain for gain, _, _ in gains), initial=0.0))
         seconds = self._time.expected_s(num_rows, num_rows + len(gains), _context(self._rows))
         best = max(range(len(worths)), key=lambda number: worths[number] - num_rows * log(seconds[number]))
         best = max(best, self._trial(gains))
@@ -226,7 +223,7 @@ class Drafter:
         self._num_since += 1
         is_due = self._num_trials < len(_TRIED) or self._num_since > _BETWEEN_TRIALS
         size = _TRIED[self._num_trials % len(_TRIED)]
-        if not is_due or len(gains) < size or -gains[0][0] < _LEAST_TRIED:
+        if not is_due or len(gains) < size or -gains[0][0] < log1p(_LEAST_TRIED):
             return 0
         self._num_trials, self._num_since = self._num_trials + 1, 0
         return size
