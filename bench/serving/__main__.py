@@ -241,11 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     documents: list[dict[str, Any]] = []
     why_missing = "; ".join(missing.values())
     prefills = {name: prefill_seconds(runs) for name, runs in bench.prefills.items()}
-    report.bars += prefill_bars(prefills, () if options.quick else PEERS, why_missing)
+    peers = () if options.quick else tuple(name for name in PEERS if not options.system or name in options.system)
+    report.bars += prefill_bars(prefills, peers, why_missing)
     for workload in workloads:
         by_system = bench.figures(workload, token_bytes)
         report.tables.append(table(workload, by_system))
-        report.bars += bars(workload, by_system, () if options.quick else PEERS, why_missing)
+        report.bars += bars(workload, by_system, peers, why_missing)
         documents.append(
             {"workload": workload.name, "about": workload.about}
             | {name: as_document(figures) for name, figures in by_system.items()}

@@ -20,6 +20,8 @@ __all__ = ["OURS", "Figures", "as_document", "bars", "prefill_bars", "prefill_se
 
 OURS = "radixkv"
 SHARE_OF_BOUND = 0.8
+LEAST_CACHED = 0.98
+"""Prompt positions that several workers find cached: over those that one finds."""
 LEAST_LEFT = 0.02
 """Least share of a peer's wall time assumed to be left if its redundant prefill, timed alone, seems to fill all of it."""
 
@@ -29,7 +31,8 @@ class Figures:
     """One workload on one system: medians over its runs. Times in seconds, memory in bytes, work in positions.
 
     tokens_per_s: of all replies, over the wall time. token_p50_s: from one token of a reply to its next, within a call.
-    num_redundant: prompt positions computed beyond the limit. bound: None for radixkv itself.
+    num_cached: prompt positions that were not computed. num_redundant: those computed beyond the limit. bound: None for
+    radixkv itself.
     """
 
     workload: str
@@ -43,6 +46,7 @@ class Figures:
     token_p50_s: float
     tokens_per_s: float
     num_computed: int
+    num_cached: int
     num_prompt_limit: int
     num_decode: int
     num_calls: int
@@ -106,6 +110,12 @@ def summarise_runs(
         token_p50_s=median(_token_seconds(run) for run in runs),
         tokens_per_s=workload.num_generated / wall_s,
         num_computed=round(median(run.counts.num_computed for run in runs)),
+        num_cached=round(
+            median(
+                sum(len(outcome.prompt) for outcome in run.outcomes) + limit.num_decode - run.counts.num_computed
+                for run, limit in zip(runs, limits, strict=True)
+            )
+        ),
         num_prompt_limit=round(median(limit.num_prompt for limit in limits)),
         num_decode=limits[0].num_decode,
         num_calls=limits[0].num_asked,
@@ -142,6 +152,12 @@ def bars(workload: Workload, by_system: Mapping[str, Figures], peers: Sequence[s
     over = ours.num_computed - ours.most_allowed
     note = f"{ours.num_computed:,} of at most {ours.most_allowed:,}"
     found = [Bar(f"{workload.name}: tokens computed beyond the limit + 1 per request", over, 0, reason=note)]
+    for system, several in by_system.items():
+        if system.startswith(f"{OURS}, "):
+            cached = several.num_cached / ours.num_cached if ours.num_cached else None
+            reason = f"{several.num_cached:,} of {ours.num_cached:,}"
+            name = f"{workload.name}: cached tokens of {system.removeprefix(f'{OURS}, ')} / one's"
+            found.append(Bar(name, cached, LEAST_CACHED, at_least=True, reason=reason))
     if not workload.branches:
         return found + [_decode_bar(workload, ours, by_system.get(peer), peer, why_missing) for peer in peers]
     walls_s = [by_system[peer].wall_s for peer in peers if peer in by_system]
@@ -190,6 +206,7 @@ def table(workload: Workload, by_system: Mapping[str, Figures]) -> Table:
         "tokens/s",
         "computed",
         "limit",
+        "cached",
         "KV MB",
         "RSS MB",
         "ours is",
@@ -208,6 +225,7 @@ def table(workload: Workload, by_system: Mapping[str, Figures]) -> Table:
                 f"{figures.tokens_per_s:.0f}",
                 f"{figures.num_computed:,}",
                 f"{figures.num_prompt_limit + figures.num_decode:,}",
+                f"{figures.num_cached:,}",
                 _megabytes(figures.peak_kv_bytes),
                 _megabytes(figures.peak_rss_bytes),
                 "-" if faster is None or name == OURS else f"{faster:.2f}x",

@@ -118,6 +118,16 @@ class TestFigures:
         missed = [bar.name for bar in bars(WORKLOAD, by_system, ["peer"], "") if not bar.passed]
         assert missed == ["two: faster than peer"]
 
+    @pytest.mark.parametrize(("num_computed", "num_cached"), [(7, 3), (8, 2)])
+    def test_several_workers_are_to_find_as_much_cached_as_one(self, num_computed: int, num_cached: int) -> None:
+        by_system = {
+            name: summarise_runs(WORKLOAD, [run(name, 1.0, number)], PREFILL, 1)
+            for name, number in ((OURS, 7), (f"{OURS}, 2 workers", num_computed))
+        }
+        found = [bar for bar in bars(WORKLOAD, by_system, [], "") if "cached" in bar.name]
+        assert [(bar.name, bar.value) for bar in found] == [("two: cached tokens of 2 workers / one's", num_cached / 3)]
+        assert found[0].passed == (num_cached == 3)
+
     def test_a_shared_prompt_is_to_be_answered_several_times_faster_than_by_the_better_peer(self) -> None:
         workload = replace(WORKLOAD, least_faster=3.0)
         by_system = {
