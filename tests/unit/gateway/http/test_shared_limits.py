@@ -243,6 +243,24 @@ def test_a_request_given_up_while_it_was_admitted_holds_no_slot(
     with_gateways(server, story, 1)
 
 
+def test_slots_given_back_while_running_ones_are_told_again_are_free(server: RedisServer) -> None:
+    tenants = [Tenant(f"t{number}", "t", TenantLimits(max_concurrent=1)) for number in range(64)]
+
+    async def story(gateways: list[SharedLimiter]) -> None:
+        gateway, other = gateways
+        slots = [await gateway.admit(each) for each in tenants]
+        gateway._doubt()
+        told = asyncio.create_task(gateway._beat())
+        for slot in reversed(slots):
+            await asyncio.sleep(0.0005)
+            slot.close()
+        await told
+        await gateway._flush()
+        assert [each.name for each in tenants if (await other.standing(each)).num_running] == []
+
+    with_gateways(server, story, 2)
+
+
 @pytest.mark.parametrize(
     "url",
     [
