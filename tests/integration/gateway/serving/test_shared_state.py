@@ -207,6 +207,23 @@ def test_live_text_comes_at_once_and_is_whole_though_its_server_forgets(
 
 
 @needs_redis
+def test_live_text_comes_after_an_entry_of_another_version(
+    relayed: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixkv.gateway.api.conversations.replies.message_task.SAVE_S", 600.0)
+    here, there = relayed.talks
+    conversation = here.begin()
+    with there.following(conversation) as far:
+        for fields in (("text", "hello"), ("m", "x", "p", "first", "t", "hello", "s", "1")):
+            redis_server.command("XADD", f"radixkv:live:{conversation}", "*", *fields)
+        relayed.runner.gate.close_after(6)
+        _, begun = here.say(conversation, "Count", **LONG)
+        far.wait(lambda: bool(far.messages.get(begun["id"], {}).get("text", "")))
+        relayed.runner.gate.open()
+        assert far.wait_end(begun["id"])["text"] == here.ended(conversation, begun["id"])["text"]
+
+
+@needs_redis
 @pytest.mark.parametrize("then", ["its gateway is lost", "it is stopped"])
 def test_what_was_told_of_a_reply_before_it_was_stored_stays(
     then: str, relayed: Pair, monkeypatch: pytest.MonkeyPatch
