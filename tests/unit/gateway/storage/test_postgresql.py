@@ -18,13 +18,14 @@ from radixkv.core.errors import UnavailableError
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
-from radixkv.gateway.api.jobs.batches import OPENAI, BatchStore
+from radixkv.gateway.api.jobs.batches import ANTHROPIC, OPENAI, BatchStore
+from radixkv.gateway.api.jobs.lines import BatchLine
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.storage import transcript_cache
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.owners import beat, num_gateways
+from radixkv.gateway.storage.owners import MAX_TAKEN, beat, num_gateways
 from radixkv.gateway.storage.transcript_cache import TranscriptCache, TranscriptCacheLimits
 
 GONE = "UPDATE gateways SET seen_s = epoch_s() - 60 WHERE id = ?"
@@ -127,6 +128,62 @@ def test_what_a_gateway_left_unfinished_fails_once_its_lease_ends(two: Two) -> N
         assert [each.id for each in await other_batches.unfinished()] == [batch.id]
         await responses.finish(body("r1", "completed", "it was only slow"))
         assert (await others.get("n", "r1"))["status"] == "completed"
+
+    asyncio.run(story())
+
+
+def test_a_batch_that_another_gateway_has_taken_over_is_validated_by_that_one_alone(two: Two) -> None:
+    lines = [BatchLine(name, b"{}", b"", None) for name in ("first", "second")]
+
+    async def story() -> None:
+        batches, others = (BatchStore(database, JobLimits()) for database in two)
+        batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
+        await batches.add_requests(batch, lines[:1])
+        await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+        (taken,) = await others.unfinished()
+        await others.remove_requests(taken)
+        await others.add_requests(taken, lines[:1])
+        with pytest.raises(UnavailableError):
+            await batches.add_requests(batch, lines[1:])
+        with pytest.raises(UnavailableError):
+            await batches.remove_requests(batch)
+        await batches.fail(batch, [])
+        assert not await batches.begin(batch)
+        await others.add_requests(taken, lines[1:])
+        assert await others.begin(taken)
+        assert (await others.find("n", OPENAI, batch.id)).num_total == 2
+
+    asyncio.run(story())
+
+
+def test_a_batch_whose_creation_a_gateway_never_answered_is_nobodys(two: Two) -> None:
+    async def story() -> None:
+        batches, others = (BatchStore(database, JobLimits()) for database in two)
+        batch = await batches.create("n", "t", ANTHROPIC, "/v1/messages", {})
+        assert await others.unfinished() == []
+        assert (await others.find("n", ANTHROPIC, batch.id)).status == "validating"
+        await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+        assert await others.unfinished() == []
+        assert await others.page("n", ANTHROPIC, 10) == ([], False)
+
+    asyncio.run(story())
+
+
+def test_all_that_is_lost_has_its_turn_though_some_is_lost_for_long(two: Two) -> None:
+    async def story() -> None:
+        responses, others = (ResponseStore(database) for database in two)
+        talks, other_talks = (ConversationStore(database) for database in two)
+        conversation = await talks.create("n", None, [user("root")])
+        names = {f"r{number}" for number in range(MAX_TAKEN + 2)}
+        for name in sorted(names):
+            await responses.begin("n", body(name), [], request=name)
+            await talks.begin("n", conversation.id, [user(name, "root", "running")], 0, name)
+        await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+        for lost in (others.lost, other_talks.leases.lost):
+            found: set[str] = set()
+            for _ in range(200):
+                found |= {each.key for each in await lost()}
+            assert found == names
 
     asyncio.run(story())
 
