@@ -533,6 +533,16 @@ def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair)
             assert (ended["text"], ended["status"]) == (before["text"], "complete")
 
 
+@pytest.mark.parametrize("request_", ["{}", "[", '{"tenant": "default", "path": 7, "body": {}}'])
+def test_a_lost_response_that_no_gateway_can_read_fails(request_: str, pair: Pair) -> None:
+    """As one that another version has stored; the others that are lost are taken over all the same."""
+    here = pair.told(0, "POST", "/responses", body={"input": "tell", "max_output_tokens": 1, "seed": 7})
+    database = pair.gateways[0].app.state.database
+    left = "UPDATE responses SET status = 'queued', owner = NULL, request = ? WHERE id = ?"
+    database.submit(lambda c: c.execute(left, (request_, here["id"])).rowcount).result()
+    wait_until(lambda: pair.told(1, "GET", f"/responses/{here['id']}")["status"] == "failed")
+
+
 def test_a_gateway_that_stops_hands_on_what_it_writes(pair: Pair) -> None:
     here, there = pair.talks
     config = GatewayConfig(listen="127.0.0.1:0", drain_s=0.1, state_file=pair.state)
