@@ -107,7 +107,7 @@ class PostgreSQL:
         """Run jobs in one transaction; returns the result or the error of each. A job that raises is rolled back alone.
 
         Raises:
-            psycopg.Error: nothing is changed. After the loss of the connection during the commit all may be.
+            Exception: nothing is changed. After the loss of the connection during the commit all may be.
         """
         self.is_unsure = False
         raw = self._connect()
@@ -177,7 +177,7 @@ class PostgreSQL:
             except BaseException:
                 raw.close()
                 raise
-        except psycopg.Error:
+        except Exception:
             self._away_until_s = time.monotonic() + AWAY_S
             raise
         self._raw = raw
@@ -191,7 +191,7 @@ def carry_out(connection: PostgreSQL, batch: Sequence[tuple[Callable[[Connection
     while batch:
         try:
             results = connection.transact([job for job, _ in batch])
-        except psycopg.Error as error:
+        except Exception as error:  # also OSError, where the process can open no more files
             is_conflict = isinstance(error, _CONFLICTS)
             is_lost = connection.is_closed and not connection.is_unsure and not was_lost
             if (is_conflict or is_lost) and time.monotonic() < until_s:
@@ -334,6 +334,6 @@ def _trigger(match: re.Match[str]) -> str:
     )
 
 
-def _first_line(error: psycopg.Error) -> str:
+def _first_line(error: Exception) -> str:
     """Return the part of an error that holds no value of a statement."""
     return str(error).strip().split("\n")[0]

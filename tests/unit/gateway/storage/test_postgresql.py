@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from postgres_server import PostgresServer
 from stored_chats import add, body
+from waiting import wait_until
 
 from radixkv.core.errors import UnavailableError
 from radixkv.core.tokens import pack_tokens
@@ -93,6 +96,45 @@ def test_sums_are_whole_numbers_of_any_size(two: Two) -> None:
         return list(cursor.fetchone())
 
     assert two.a.submit(total).result() == [2**63, -(2**63), 2]
+
+
+@pytest.mark.parametrize("num_free", range(4))
+def test_a_gateway_that_can_open_no_more_files_uses_its_database_again_once_it_can(
+    postgres: PostgresServer, num_free: int
+) -> None:
+    taken: list[int] = []
+    url = postgres.new_database()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Database(url) as database:
+        database.submit(lambda connection: connection.execute("SELECT 1").fetchone()).result(10)
+        stop_sessions(database)
+        first = os.dup(0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first + 64, before[1]))
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            for _ in range(num_free):
+                os.close(taken.pop())
+            with suppress(UnavailableError):
+                database.submit(lambda connection: connection.execute("SELECT 1").fetchone()).result(10)
+        finally:
+            for each in [first, *taken]:
+                os.close(each)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        wait_until(lambda: is_served(database), 60)
+
+
+def stop_sessions(database: Database) -> None:
+    end = "SELECT pg_terminate_backend(pg_backend_pid())"
+    with suppress(UnavailableError):
+        database.submit(lambda connection: connection.execute(end).fetchone()).result(10)
+
+
+def is_served(database: Database) -> bool:
+    with suppress(UnavailableError):
+        return bool(database.submit(lambda connection: connection.execute("SELECT 1").fetchone()).result(10))
+    return False
 
 
 def test_texts_come_back_as_they_are_also_with_nul(two: Two) -> None:
