@@ -35,6 +35,9 @@ AWAY_S = 1.0
 TRY_S = 10.0
 """How long jobs are tried again that conflict with those of other gateways, in seconds."""
 
+MAX_TAKEN = 3
+"""Tries of jobs that add what is there already, by a job of another gateway or by themselves."""
+
 _OPTIONS = {
     "enable_seqscan": "off",  # a scan of a small table would conflict with every change of it
     "jit": "off",  # an unavoidable scan has a cost of 1e10, for which the server would compile the query each time
@@ -186,13 +189,21 @@ class PostgreSQL:
 
 def carry_out(connection: PostgreSQL, batch: Sequence[tuple[Callable[[Connection], Any], Future[Any]]]) -> None:
     """Run jobs in one transaction and answer them after its commit; again where it conflicts with another gateway's."""
-    batch = [(job, answer) for job, answer in batch if answer.set_running_or_notify_cancel()]
-    until_s, wait_s, was_lost = time.monotonic() + TRY_S, 0.002, False
+    _carry_out_all(connection, [each for each in batch if each[1].set_running_or_notify_cancel()])
+
+
+def _carry_out_all(connection: PostgreSQL, batch: Sequence[tuple[Callable[[Connection], Any], Future[Any]]]) -> None:
+    until_s, wait_s, was_lost, num_taken = time.monotonic() + TRY_S, 0.002, False, 0
     while batch:
         try:
             results = connection.transact([job for job, _ in batch])
         except Exception as error:  # also OSError, where the process can open no more files
-            is_conflict = isinstance(error, _CONFLICTS)
+            num_taken += isinstance(error, errors.UniqueViolation)
+            is_conflict = isinstance(error, _CONFLICTS) and num_taken < MAX_TAKEN
+            if num_taken >= MAX_TAKEN and len(batch) > 1:  # one of them can never be carried out
+                for each in batch:
+                    _carry_out_all(connection, [each])
+                return
             is_lost = connection.is_closed and not connection.is_unsure and not was_lost
             if (is_conflict or is_lost) and time.monotonic() < until_s:
                 was_lost = was_lost or is_lost

@@ -24,7 +24,7 @@ from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
 from radixkv.gateway.protocol.errors import ApiError, not_found
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.owners import LEASE_S, LOST
+from radixkv.gateway.storage.owners import LEASE_S, LOST, TAKEABLE
 
 __all__ = [
     "ANTHROPIC",
@@ -87,7 +87,7 @@ _FOUND = (
     f"SELECT {_COLUMNS} FROM batches WHERE namespace = ? AND protocol = ? AND status <> 'deleted' AND expires_s > ?"
 )
 
-_FORGET_HALF = f"UPDATE batches SET status = 'deleted' WHERE status = 'validating' AND protocol = ? AND {LOST}"
+_FORGET_HALF = f"UPDATE batches SET status = 'deleted' WHERE status = 'validating' AND protocol = ? AND {TAKEABLE}"
 """Deletes batches whose creation was never answered: the gateway ended before all requests were stored."""
 
 
@@ -107,7 +107,7 @@ class BatchStore:
     def __init__(self, database: Database, limits: JobLimits) -> None:
         self.limits = limits
         self._database = database
-        database.submit(lambda connection: connection.execute(_FORGET_HALF, (ANTHROPIC,)))
+        database.submit(lambda connection: connection.execute(_FORGET_HALF, (ANTHROPIC, database.owner)))
 
     # -- for callers
 
@@ -201,7 +201,7 @@ class BatchStore:
         owner = (self._database.owner,)
 
         def take(connection: Connection) -> list[Batch]:
-            connection.execute(_FORGET_HALF, (ANTHROPIC,))
+            connection.execute(_FORGET_HALF, (ANTHROPIC, *owner))
             connection.execute(f"UPDATE batches SET owner = ? WHERE status IN {_OPEN} AND {LOST}", owner)
             query = f"SELECT {_COLUMNS} FROM batches WHERE status IN {_OPEN} AND owner = ? ORDER BY number"
             return [_read(row) for row in connection.execute(query, owner).fetchall()]

@@ -25,7 +25,7 @@ from radixkv.gateway.api.jobs.batches import ANTHROPIC, OPENAI, BatchStore
 from radixkv.gateway.api.jobs.lines import BatchLine
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.responses.response_store import ResponseStore
-from radixkv.gateway.storage import transcript_cache
+from radixkv.gateway.storage import postgresql, transcript_cache
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.owners import MAX_TAKEN, beat, num_gateways
@@ -88,6 +88,25 @@ def test_a_job_that_raises_is_rolled_back_alone(two: Two) -> None:
         answers[1].result()
     rows = two.b.submit(lambda c: c.execute("SELECT name FROM instructions ORDER BY name").fetchall()).result()
     assert [row["name"] for row in rows] == ["one", "two"]
+
+
+def test_a_job_that_never_fits_fails_alone_and_soon(two: Two) -> None:
+    """As two of one key, which looks like a race with another gateway."""
+
+    def put(connection: Connection, *names: str) -> None:
+        for name in names:
+            connection.execute("INSERT INTO instructions VALUES ('n', ?, '')", (name,))
+
+    may_begin = threading.Event()
+    two.a.submit(lambda _: may_begin.wait(60))
+    answers = [two.a.submit(lambda c, names=names: put(c, *names)) for names in (("a",), ("b", "b"), ("c",))]  # type: ignore[misc]
+    may_begin.set()
+    for answer in (answers[0], answers[2]):
+        answer.result(postgresql.TRY_S / 2)
+    with pytest.raises(UnavailableError):
+        answers[1].result()
+    rows = two.b.submit(lambda c: c.execute("SELECT name FROM instructions ORDER BY name").fetchall()).result()
+    assert [row["name"] for row in rows] == ["a", "c"]
 
 
 def test_sums_are_whole_numbers_of_any_size(two: Two) -> None:
