@@ -360,7 +360,7 @@ class _GoOn:
 
 
 def _kind(info: ModelInfo) -> tuple[object, ...]:
-    """What tells models apart; workers of one may have it under several names."""
+    """What differs between models; workers of one may have it under several names."""
     return info.vocab_size, info.eos_token_ids, info.num_parameters
 
 

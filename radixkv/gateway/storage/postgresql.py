@@ -197,7 +197,7 @@ def _carry_out_all(connection: PostgreSQL, batch: Sequence[tuple[Callable[[Conne
     while batch:
         try:
             results = connection.transact([job for job, _ in batch])
-        except Exception as error:  # also OSError, where the process can open no more files
+        except Exception as error:  # also OSError, at the limit of open files
             num_taken += isinstance(error, errors.UniqueViolation)
             is_conflict = isinstance(error, _CONFLICTS) and num_taken < MAX_TAKEN
             if num_taken >= MAX_TAKEN and len(batch) > 1:  # one of them can never be carried out
