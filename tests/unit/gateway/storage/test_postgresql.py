@@ -22,6 +22,7 @@ from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
 from radixkv.gateway.api.jobs.batches import ANTHROPIC, OPENAI, BatchStore
+from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.lines import BatchLine
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.responses.response_store import ResponseStore
@@ -226,6 +227,23 @@ def test_a_batch_whose_creation_a_gateway_never_answered_is_nobodys(two: Two) ->
         await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
         assert await others.unfinished() == []
         assert await others.page("n", ANTHROPIC, 10) == ([], False)
+
+    asyncio.run(story())
+
+
+def test_uploads_that_a_gateway_left_incomplete_are_removed_by_another(two: Two) -> None:
+    async def story() -> None:
+        files, others = (FileStore(database, JobLimits()) for database in two)
+        await files.append("n", await files.begin("n", "left"), b"some of it")
+        await files.purge()
+        await others.purge()
+        used = "SELECT num_files, size_bytes FROM job_usage WHERE namespace = 'n'"
+        assert tuple(await two.b.run(lambda c: c.execute(used).fetchone())) == (1, 10)
+        await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+        await files.purge()
+        assert tuple(await two.b.run(lambda c: c.execute(used).fetchone())) == (1, 10), "it may be only slow"
+        await others.purge()
+        assert await two.b.run(lambda c: c.execute(used).fetchone()[1]) == 0
 
     asyncio.run(story())
 
