@@ -285,7 +285,7 @@ class BatchStore:
                 (len(line) - row[0], batch.number),
             )
 
-        await self._database.run(update)
+        await self._database.keep(update)
 
     async def is_over_quota(self, batch: Batch) -> bool:
         """Whether the namespace stores more than it may, so that no other result is stored."""

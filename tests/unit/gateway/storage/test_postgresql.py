@@ -21,7 +21,7 @@ from radixkv.core.errors import UnavailableError
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
-from radixkv.gateway.api.jobs.batches import ANTHROPIC, OPENAI, BatchStore
+from radixkv.gateway.api.jobs.batches import ANTHROPIC, COMPLETED, OPENAI, BatchStore
 from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.lines import BatchLine
 from radixkv.gateway.api.jobs.quotas import JobLimits
@@ -227,6 +227,26 @@ def test_a_batch_whose_creation_a_gateway_never_answered_is_nobodys(two: Two) ->
         await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
         assert await others.unfinished() == []
         assert await others.page("n", ANTHROPIC, 10) == ([], False)
+
+    asyncio.run(story())
+
+
+def test_a_result_that_comes_while_the_server_restarts_is_stored_and_not_computed_again(
+    two: Two, postgres: PostgresServer
+) -> None:
+    async def story() -> None:
+        batches = BatchStore(two.a, JobLimits())
+        batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
+        await batches.add_requests(batch, [BatchLine("first", b"{}", b"", None)])
+        (request,) = await batches.waiting(batch, None, 10)
+        postgres.stop(signal.SIGQUIT)
+        try:
+            answered = asyncio.create_task(batches.answered(batch, request.number, COMPLETED, b"its result"))
+            await asyncio.wait([answered], timeout=0.5)
+        finally:
+            postgres.start()
+        await answered
+        assert await batches.waiting(batch, None, 10) == []
 
     asyncio.run(story())
 
