@@ -61,6 +61,7 @@ DOCUMENTS = sorted(
 FURTHER = {
     "all": ["gpu.json"],
     "isolation": ["neighbour.json", "neighbour_before.json"],
+    "peers": ["speculation_peers.json"],
     "recorded": ["speculation_recorded.json"],
 }
 
