@@ -289,8 +289,8 @@ class SharedLimiter:
             for name, number in self._open.items():  # all at one moment: slots are taken and given back meanwhile
                 self._ended.pop(name, None)
                 batch.hset(_keys(name)[1], self._id, str(number))
-            self._open = +self._open
             await batch.execute()
+            self._open = +self._open
 
     async def _every(self, period_s: float, work: Any) -> None:
         while True:

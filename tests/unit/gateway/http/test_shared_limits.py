@@ -261,6 +261,32 @@ def test_slots_given_back_while_running_ones_are_told_again_are_free(server: Red
     with_gateways(server, story, 2)
 
 
+def test_slots_that_could_not_be_told_again_are_told_once_more(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_limits, "AWAY_S", 0.0)
+
+    async def story(gateways: list[SharedLimiter]) -> None:
+        asked, (gateway, other) = tenant(max_concurrent=1), gateways
+        held = await tried(gateway, asked)
+        assert isinstance(held, SharedSlot)
+        gateway._doubt()
+        held.close()
+
+        async def lose(_: object) -> None:
+            raise ConnectionError
+
+        monkeypatch.setattr(type(gateway._redis.pipeline()), "execute", lose)
+        with pytest.raises(ConnectionError):
+            await gateway._beat()
+        monkeypatch.undo()
+        gateway._doubt()
+        await gateway._beat()
+        assert (await other.standing(asked)).num_running == 0
+
+    with_gateways(server, story, 2)
+
+
 @pytest.mark.parametrize(
     "url",
     [
