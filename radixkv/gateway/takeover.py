@@ -15,6 +15,7 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
+from radixkv.core.errors import RadixKVError
 from radixkv.gateway.http.inner_calls import post
 from radixkv.gateway.storage.owners import Lost
 
@@ -36,7 +37,13 @@ async def take_over(app: FastAPI) -> None:
     stores: tuple[_Store, _Store] = (app.state.store, app.state.conversations.store.leases)
     for store in stores:
         for lost in await store.lost():
-            await _take(app, store, lost)
+            try:
+                await _take(app, store, lost)
+            except RadixKVError:
+                raise
+            except Exception:
+                _LOG.exception("a request that another version may have stored cannot be taken over")
+                await store.give_up(lost)
 
 
 async def release_left(app: FastAPI, before: Set[str | tuple[str, str]]) -> set[str | tuple[str, str]]:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -323,6 +324,7 @@ class _GoOn:
     def __init__(self, backend: Backend, params: GenerateParams) -> None:
         self.resumable = ResumableGeneration(params)
         self._backend = backend
+        self._info = backend._info
         self._begun_s = asyncio.get_running_loop().time()
 
     async def start(self, params: GenerateParams, is_wanted: Callable[[], bool] = lambda: True) -> GenerationStream:
@@ -335,15 +337,31 @@ class _GoOn:
         """Return the stream that continues after the emitted events.
 
         Raises:
-            UnavailableError: no worker was reachable in time.
+            UnavailableError: no worker was reachable in time, or those there are have another model.
         """
+        backend, is_wanted = self._backend, partial(_is_wanted, weakref.ref(events))
+        if self._info is not None:
+            ask = partial(backend._calls.call, backend.generator.model)
+            with suppress(LimitError):
+                info = await backend._patiently(ask, self._left_s(error), is_wanted)
+                if _kind(info) != _kind(self._info):
+                    told = "the worker was lost, and its model is no longer served; ask again"
+                    raise UnavailableError(told) from error
+        return _listenable(await self.start(self.resumable.again(self._left_s(error)), is_wanted))
+
+    def _left_s(self, error: UnavailableError) -> float | None:
+        """The rest of the request's own timeout; raises `error` where there is none."""
         left_s = self.resumable.params.timeout_s
         if left_s is not None:
             left_s -= asyncio.get_running_loop().time() - self._begun_s
             if left_s <= 0:
                 raise error
-        is_wanted = partial(_is_wanted, weakref.ref(events))
-        return _listenable(await self.start(self.resumable.again(left_s), is_wanted))
+        return left_s
+
+
+def _kind(info: ModelInfo) -> tuple[object, ...]:
+    """What differs between models; workers of one may have it under several names."""
+    return info.vocab_size, info.eos_token_ids, info.num_parameters
 
 
 def _is_wanted(events: weakref.ref[EventStream]) -> bool:

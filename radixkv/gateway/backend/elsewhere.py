@@ -29,6 +29,9 @@ ASK_S = 1.0
 
 _ANSWER_KEPT_S = 10
 _LISTEN_S = 1.0
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+"""Kinds of failures of reading what another version wrote."""
+
 _CHANNEL = "radixkv:generations"
 _LOG = logging.getLogger(__name__)
 
@@ -59,7 +62,10 @@ class Elsewhere:
                 if answer is None:
                     break
                 if answer[1]:
-                    return await self._read(json.loads(answer[1]), namespace, generation_id)
+                    try:
+                        return await self._read(json.loads(answer[1]), namespace, generation_id)
+                    except _UNREADABLE as error:
+                        _LOG.warning("an answer of another version is left out: %r", error)
         return None
 
     def forget(self, namespace: str, keys: Collection[bytes]) -> None:
@@ -83,7 +89,7 @@ class Elsewhere:
                 if message is not None:
                     try:
                         await self._handle(json.loads(message["data"]))
-                    except (ValueError, LookupError, TypeError, AttributeError) as error:
+                    except _UNREADABLE as error:
                         _LOG.warning("a message of another version on %s is left out: %r", _CHANNEL, error)
 
     async def _handle(self, told: dict[str, Any]) -> None:

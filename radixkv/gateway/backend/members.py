@@ -82,6 +82,7 @@ class Members:
         self._clock = clock
         self._lock = threading.Lock()
         self._readers: dict[str, RemoteReader] = {}
+        self._places: dict[str, list[str]] = {}  # addresses of each name
         self._known: dict[str, _Known] = {}
         self._met: dict[str, set[str]] = {}  # names of all pools that a service ever had, for clears
         self._noted: set[str] = set()  # services that did not answer, which is logged once of those that never have
@@ -177,10 +178,13 @@ class Members:
     def _keep_looking(self) -> None:
         resolved_s = self._clock()
         while not self._closing.wait(_LOOK_PAUSE_S):
-            if self._clock() - resolved_s > _LOOKUPS_PAUSE_S:
-                self._resolve()
-                resolved_s = self._clock()
-            self._look()
+            try:
+                if self._clock() - resolved_s > _LOOKUPS_PAUSE_S:
+                    resolved_s = self._clock()
+                    self._resolve()
+                self._look()
+            except Exception as error:  # of whatever names the services
+                _LOG.error("the services are those of before: %r", error)
 
     def _look(self) -> None:
         self.ask(b"", wait_s=_LOOK_S)
@@ -188,8 +192,11 @@ class Members:
     def _resolve(self) -> None:
         """Open readers of new addresses, close those of addresses that are gone."""
         is_secure = self._credentials is not None and self._credentials.is_secure
-        found = [address for name in self._names() for address in ([name] if is_secure else resolve(name))]
+        names = self._names()
+        places = {name: [name] if is_secure else resolve(name, self._places.get(name, ())) for name in names}
+        found = [address for addresses in places.values() for address in addresses]
         with self._lock:
+            self._places = places
             gone = [self._readers.pop(address) for address in set(self._readers) - set(found)]
             self._known = {address: known for address, known in self._known.items() if address in found}
             self._met = {address: met for address, met in self._met.items() if address in found}
@@ -201,8 +208,10 @@ class Members:
             reader.close()
 
 
-def resolve(name: str) -> list[str]:
-    """All addresses of a service's host; the name itself where it is none, or cannot be looked up now."""
+def resolve(name: str, known: Sequence[str] = ()) -> list[str]:
+    """All addresses of a service's host; the name itself where it is none. One that cannot be looked up now has those `known`
+    of before, or itself.
+    """
     address = parse_address(name)
     if address.path:
         return [name]
@@ -212,9 +221,9 @@ def resolve(name: str) -> list[str]:
         return [name]
     try:
         found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name that none can have
         _LOG.warning("the name %s cannot be looked up: %s", host, error)
-        return [name]
+        return list(known) or [name]
     hosts = dict.fromkeys(str(entry[4][0]) for entry in found)
     if host == "localhost":  # one service, at one of them
         return [name]

@@ -268,9 +268,13 @@ class SharedLimiter:
 
     async def _flush(self) -> None:
         """Charge what is due, and free slots."""
-        while self._ended:
-            name, number = self._ended.popitem()
-            await self._run(_CLOSE, _keys(name)[1:], self._id, number)
+        self._num_asking += 1
+        try:
+            while self._ended:
+                name, number = self._ended.popitem()
+                await self._run(_CLOSE, _keys(name)[1:], self._id, number)
+        finally:
+            self._num_asking -= 1
         while self._tokens:
             tenant, number = self._tokens.popitem()
             await self._run(_CHARGE, _keys(tenant.name), tenant.limits.tokens_per_minute or 0, number)
@@ -281,9 +285,11 @@ class SharedLimiter:
             self._is_in_doubt = True
         if self._is_in_doubt and not self._num_asking:
             self._is_in_doubt = False
-            for name, number in list(self._open.items()):
+            batch = self._redis.pipeline(transaction=False)
+            for name, number in self._open.items():  # all at one moment: slots are taken and given back meanwhile
                 self._ended.pop(name, None)
-                await self._redis.hset(_keys(name)[1], self._id, str(number))
+                batch.hset(_keys(name)[1], self._id, str(number))
+            await batch.execute()
             self._open = +self._open
 
     async def _every(self, period_s: float, work: Any) -> None:

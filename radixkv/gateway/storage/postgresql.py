@@ -35,6 +35,9 @@ AWAY_S = 1.0
 TRY_S = 10.0
 """How long jobs are tried again that conflict with those of other gateways, in seconds."""
 
+MAX_TAKEN = 3
+"""Tries of jobs that add what is there already, by a job of another gateway or by themselves."""
+
 _OPTIONS = {
     "enable_seqscan": "off",  # a scan of a small table would conflict with every change of it
     "jit": "off",  # an unavoidable scan has a cost of 1e10, for which the server would compile the query each time
@@ -107,7 +110,7 @@ class PostgreSQL:
         """Run jobs in one transaction; returns the result or the error of each. A job that raises is rolled back alone.
 
         Raises:
-            psycopg.Error: nothing is changed. After the loss of the connection during the commit all may be.
+            Exception: nothing is changed. After the loss of the connection during the commit all may be.
         """
         self.is_unsure = False
         raw = self._connect()
@@ -177,7 +180,7 @@ class PostgreSQL:
             except BaseException:
                 raw.close()
                 raise
-        except psycopg.Error:
+        except Exception:
             self._away_until_s = time.monotonic() + AWAY_S
             raise
         self._raw = raw
@@ -186,13 +189,21 @@ class PostgreSQL:
 
 def carry_out(connection: PostgreSQL, batch: Sequence[tuple[Callable[[Connection], Any], Future[Any]]]) -> None:
     """Run jobs in one transaction and answer them after its commit; again where it conflicts with another gateway's."""
-    batch = [(job, answer) for job, answer in batch if answer.set_running_or_notify_cancel()]
-    until_s, wait_s, was_lost = time.monotonic() + TRY_S, 0.002, False
+    _carry_out_all(connection, [each for each in batch if each[1].set_running_or_notify_cancel()])
+
+
+def _carry_out_all(connection: PostgreSQL, batch: Sequence[tuple[Callable[[Connection], Any], Future[Any]]]) -> None:
+    until_s, wait_s, was_lost, num_taken = time.monotonic() + TRY_S, 0.002, False, 0
     while batch:
         try:
             results = connection.transact([job for job, _ in batch])
-        except psycopg.Error as error:
-            is_conflict = isinstance(error, _CONFLICTS)
+        except Exception as error:  # also OSError, at the limit of open files
+            num_taken += isinstance(error, errors.UniqueViolation)
+            is_conflict = isinstance(error, _CONFLICTS) and num_taken < MAX_TAKEN
+            if num_taken >= MAX_TAKEN and len(batch) > 1:  # one of them can never be carried out
+                for each in batch:
+                    _carry_out_all(connection, [each])
+                return
             is_lost = connection.is_closed and not connection.is_unsure and not was_lost
             if (is_conflict or is_lost) and time.monotonic() < until_s:
                 was_lost = was_lost or is_lost
@@ -334,6 +345,6 @@ def _trigger(match: re.Match[str]) -> str:
     )
 
 
-def _first_line(error: psycopg.Error) -> str:
+def _first_line(error: Exception) -> str:
     """Return the part of an error that holds no value of a statement."""
     return str(error).strip().split("\n")[0]

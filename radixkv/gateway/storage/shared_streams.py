@@ -80,6 +80,9 @@ class SharedStreams:
                     warned_s = time.monotonic()
                     _LOG.warning("followers at other gateways see replies grow twice a second: %s", error)
                 await asyncio.sleep(AWAY_S)
+            except Exception:  # e.g. of what another version wrote
+                _LOG.exception("what other gateways sent cannot be read")
+                await asyncio.sleep(AWAY_S)
 
     async def _send(self) -> None:
         await asyncio.sleep(SEND_S)

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from radixkv.core.errors import UnavailableError
 from radixkv.gateway.api.jobs.answers import refusal_line
 from radixkv.gateway.api.jobs.files import add_result_file, remove_requests
 from radixkv.gateway.api.jobs.lines import BatchLine, LineError
@@ -23,7 +24,7 @@ from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
 from radixkv.gateway.protocol.errors import ApiError, not_found
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.owners import LEASE_S, LOST
+from radixkv.gateway.storage.owners import LEASE_S, LOST, TAKEABLE
 
 __all__ = [
     "ANTHROPIC",
@@ -86,7 +87,7 @@ _FOUND = (
     f"SELECT {_COLUMNS} FROM batches WHERE namespace = ? AND protocol = ? AND status <> 'deleted' AND expires_s > ?"
 )
 
-_FORGET_HALF = f"UPDATE batches SET status = 'deleted' WHERE status = 'validating' AND protocol = ? AND {LOST}"
+_FORGET_HALF = f"UPDATE batches SET status = 'deleted' WHERE status = 'validating' AND protocol = ? AND {TAKEABLE}"
 """Deletes batches whose creation was never answered: the gateway ended before all requests were stored."""
 
 
@@ -106,7 +107,7 @@ class BatchStore:
     def __init__(self, database: Database, limits: JobLimits) -> None:
         self.limits = limits
         self._database = database
-        database.submit(lambda connection: connection.execute(_FORGET_HALF, (ANTHROPIC,)))
+        database.submit(lambda connection: connection.execute(_FORGET_HALF, (ANTHROPIC, database.owner)))
 
     # -- for callers
 
@@ -194,10 +195,13 @@ class BatchStore:
         return LEASE_S if self._database.is_shared else 300.0
 
     async def unfinished(self) -> list[Batch]:
-        """Return the unfinished batches of this gateway, oldest first. It takes over those whose gateway is gone."""
+        """Return the unfinished batches of this gateway, oldest first. It takes over those whose gateway is gone, but for
+        those whose creation was never answered.
+        """
         owner = (self._database.owner,)
 
         def take(connection: Connection) -> list[Batch]:
+            connection.execute(_FORGET_HALF, (ANTHROPIC, *owner))
             connection.execute(f"UPDATE batches SET owner = ? WHERE status IN {_OPEN} AND {LOST}", owner)
             query = f"SELECT {_COLUMNS} FROM batches WHERE status IN {_OPEN} AND owner = ? ORDER BY number"
             return [_read(row) for row in connection.execute(query, owner).fetchall()]
@@ -210,29 +214,42 @@ class BatchStore:
         Raises:
             LineError: a request repeats the custom_id of another.
             ApiError: 400: the namespace stores too much.
+            UnavailableError: another gateway has taken it over.
         """
 
         def insert(connection: Connection) -> None:
+            self._check_own(connection, batch)
             _add_requests(connection, batch.number, batch.protocol, lines)
             check_usage(connection, batch.namespace, self.limits)
 
         await self._database.run(insert, batch.namespace)
 
     async def remove_requests(self, batch: Batch) -> None:
-        """Remove all its requests, some per transaction."""
-        query, values = f"SELECT number FROM batch_requests WHERE batch = ? LIMIT {ROWS_ENDED}", (batch.number,)
-        while await self._database.run(lambda c: remove_requests(c, batch.number, query, values)):
+        """Remove all its requests, some per transaction.
+
+        Raises:
+            UnavailableError: another gateway has taken it over.
+        """
+        found, values = f"SELECT number FROM batch_requests WHERE batch = ? LIMIT {ROWS_ENDED}", (batch.number,)
+
+        def remove(connection: Connection) -> bool:
+            self._check_own(connection, batch)
+            return remove_requests(connection, batch.number, found, values)
+
+        while await self._database.run(remove):
             pass
         query, values = "UPDATE batches SET num_total = 0, num_failed = 0 WHERE number = ?", (batch.number,)
         await self._database.run(lambda c: c.execute(query, values))
 
     async def begin(self, batch: Batch) -> bool:
-        """Start it after validation. False where it was cancelled meanwhile."""
-        return await self._change(batch.number, ("validating",), "in_progress", in_progress_at=time.time())
+        """Start it after validation. False where it was cancelled or taken over meanwhile."""
+        now_s = time.time()
+        return await self._change(batch.number, ("validating",), "in_progress", is_own=True, in_progress_at=now_s)
 
     async def fail(self, batch: Batch, errors: Sequence[Mapping[str, Any]]) -> None:
         """Fail it in validation: none of its requests runs."""
-        await self._change(batch.number, ("validating",), "failed", failed_at=time.time(), errors=list(errors))
+        told = {"failed_at": time.time(), "errors": list(errors)}
+        await self._change(batch.number, ("validating",), "failed", is_own=True, **told)
 
     async def waiting(self, batch: Batch, behind: WaitingRequest | None, limit: int) -> list[WaitingRequest]:
         """Return the next requests to send, in order."""
@@ -268,7 +285,7 @@ class BatchStore:
                 (len(line) - row[0], batch.number),
             )
 
-        await self._database.run(update)
+        await self._database.keep(update)
 
     async def is_over_quota(self, batch: Batch) -> bool:
         """Whether the namespace stores more than it may, so that no other result is stored."""
@@ -327,12 +344,22 @@ class BatchStore:
         while await self._database.run(lambda connection: _purge(connection, now_s)):
             pass
 
-    async def _change(self, number: int, expected: Collection[str], status: str, **details: Any) -> bool:
-        """Change a batch's status from one of those expected; returns whether it did."""
+    def _check_own(self, connection: Connection, batch: Batch) -> None:
+        row = connection.execute("SELECT owner FROM batches WHERE number = ?", (batch.number,)).fetchone()
+        if row is None or row["owner"] != self._database.owner:
+            raise UnavailableError("another gateway has taken this batch over")
+
+    async def _change(
+        self, number: int, expected: Collection[str], status: str, *, is_own: bool = False, **details: Any
+    ) -> bool:
+        """Change a batch's status from one of those expected; returns whether it did. `is_own`: only this gateway's."""
 
         def update(connection: Connection) -> bool:
-            row = connection.execute("SELECT status, details FROM batches WHERE number = ?", (number,)).fetchone()
+            query = "SELECT status, details, owner FROM batches WHERE number = ?"
+            row = connection.execute(query, (number,)).fetchone()
             if row is None or row["status"] not in expected:
+                return False
+            if is_own and row["owner"] != self._database.owner:
                 return False
             text = json.dumps(json.loads(row["details"]) | details)
             connection.execute("UPDATE batches SET status = ?, details = ? WHERE number = ?", (status, text, number))

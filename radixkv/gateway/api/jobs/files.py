@@ -11,7 +11,7 @@ from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
 from radixkv.gateway.protocol.errors import not_found
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.owners import LOST
+from radixkv.gateway.storage.owners import TAKEABLE
 
 __all__ = ["FileStore", "StoredFile", "add_result_file"]
 
@@ -21,6 +21,7 @@ READ_BYTES = 256 * 1024
 PIECES_PURGED, ROWS_PURGED = 8, 256
 """Removed per transaction, so that no other change waits long."""
 
+_DROP_LOST = f"UPDATE files SET status = 'deleted' WHERE status = 'uploading' AND {TAKEABLE}"
 _SHOWN = {0: "state = 1", 1: "state > 1"}
 """Whether a file shows the failures of a batch -> the condition for its rows."""
 
@@ -80,7 +81,7 @@ def add_result_file(
 
 
 class FileStore:
-    """Files. Uploads that a gateway left incomplete are removed by the next that starts.
+    """Files. Uploads that a gateway left incomplete are removed by any other, see `purge`.
 
     Args:
         database: stores them.
@@ -90,7 +91,6 @@ class FileStore:
     def __init__(self, database: Database, limits: JobLimits) -> None:
         self.limits = limits
         self._database = database
-        database.submit(_drop_lost)
 
     async def begin(self, namespace: str, filename: str) -> int:
         """Begin a file; returns its number. It is invisible until complete.
@@ -212,18 +212,15 @@ class FileStore:
             yield b"".join(lines)
 
     async def purge(self) -> None:
-        """Remove expired and deleted files, some rows per transaction."""
-        now_s = time.time()
+        """Remove expired and deleted files, and uploads of gateways that are gone, some rows per transaction."""
+        now_s, owner = time.time(), (self._database.owner,)
+        await self._database.run(lambda connection: connection.execute(_DROP_LOST, owner).rowcount)
         while await self._database.run(lambda connection: _purge(connection, now_s)):
             pass
 
 
 def _discard(connection: Connection, number: int) -> None:
     connection.execute("UPDATE files SET status = 'deleted' WHERE number = ?", (number,))
-
-
-def _drop_lost(connection: Connection) -> None:
-    connection.execute(f"UPDATE files SET status = 'deleted' WHERE status = 'uploading' AND {LOST}")
 
 
 def _purge(connection: Connection, now_s: float) -> bool:

@@ -289,7 +289,11 @@ class JobRunner:
             await self._batches.remove_requests(batch)
             await self._batches.fail(batch, errors[:MAX_ERRORS])
         else:
-            await self._batches.begin(batch)
+            try:
+                await self._batches.begin(batch)
+            except RadixKVError:
+                work.changing = None  # it may have begun; otherwise it is validated again
+                raise
         work.changing = None
 
     async def _read_file(self, batch: Batch) -> list[dict[str, Any]]:

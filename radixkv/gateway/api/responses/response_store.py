@@ -231,10 +231,10 @@ class ResponseStore:
         return await self._database.run(look)
 
     async def lost(self) -> list[Lost]:
-        """Return some unfinished responses whose gateway is gone and that another one can write."""
+        """Return some unfinished responses whose gateway is gone and that another one can write, at random."""
         query = (
             f"SELECT id, namespace, request FROM responses WHERE status IN {_UNFINISHED} AND {TAKEABLE} "
-            "AND request IS NOT NULL LIMIT ?"
+            "AND request IS NOT NULL ORDER BY random() LIMIT ?"
         )
         values = (self._database.owner, MAX_TAKEN)
         return await self._database.run(lambda c: [Lost(*row) for row in c.execute(query, values)])

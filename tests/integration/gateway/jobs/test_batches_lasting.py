@@ -21,7 +21,9 @@ from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine
 from openai import OpenAI
 from waiting import wait_until
 
+from radixkv.core.errors import UnavailableError
 from radixkv.gateway.api.jobs import quotas
+from radixkv.gateway.api.jobs.batches import Batch, BatchStore
 from radixkv.gateway.config import GatewayConfig
 from radixkv.worker.server import GenerationServer
 
@@ -109,6 +111,27 @@ def test_a_batch_whose_lines_were_half_read_is_read_again(default_model: str, tm
             runner.gate.open()
             client.batches.cancel(batch.id)
             ended(client, batch)
+
+
+def test_a_batch_whose_start_was_stored_and_not_answered_runs(
+    default_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the connection to the database is lost during the commit."""
+    begin = BatchStore.begin
+
+    async def begin_unanswered(store: BatchStore, batch: Batch) -> bool:
+        await begin(store, batch)
+        raise UnavailableError("its database does not answer")
+
+    monkeypatch.setattr(BatchStore, "begin", begin_unanswered)
+    config = GatewayConfig(listen="127.0.0.1:0", drain_s=0.0)
+    with (
+        gibberish_engine(default_model, max_model_len=256) as (engine, _, _),
+        gateway(engine, config) as server,
+        client_of(server) as client,
+    ):
+        batch = create(client, line("one", body_of("one?")))
+        assert set(results(client, ended(client, batch).output_file_id)) == {"one"}
 
 
 def test_a_gateway_that_stops_ends_what_runs_of_its_batches_and_the_next_one_makes_it(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+import redis
 from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine, keys_file
 from postgres_server import PostgresServer
 from resp_servers import RedisServer, needs_redis
@@ -149,6 +150,25 @@ def test_another_tenant_and_an_unknown_id_find_nothing_at_once(three: Three) -> 
         three.server.command("PUBLISH", "radixkv:generations", junk)
     wait_until(lambda: took_s() < 0.9)  # every gateway answers that it has none: nothing else is waited for
     fork(three.red[1], generation)
+
+
+def test_an_answer_of_another_version_is_none(three: Three) -> None:
+    client = redis.Redis.from_url(three.server.url)
+    with client, client.pubsub() as channel:
+        channel.subscribe("radixkv:generations")
+
+        def answer() -> None:
+            for message in channel.listen():
+                if message["type"] == "message":
+                    client.lpush(json.loads(message["data"])["answers"], '{"version": 2}', "[")
+                    return
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        wait_until(lambda: b":4\r\n" in three.server.command("PUBSUB", "NUMSUB", "radixkv:generations"))
+        fork(three.red[0], "gen-unknown", 404)
+        answering.join()
+    fork(three.red[1], chat(three.red[0]).headers[GENERATION_ID])
 
 
 def test_what_is_deleted_at_one_gateway_is_forked_at_none(three: Three) -> None:

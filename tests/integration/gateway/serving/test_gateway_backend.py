@@ -18,8 +18,8 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import ForkParams, GenerateParams, Generator
-from radixkv.generation.stream import Completed, Delta, GenerationEvent, GenerationStream, Started
+from radixkv.generation.request import ForkParams, GenerateParams, Generator, ModelInfo
+from radixkv.generation.stream import Completed, Delta, GenerationEvent, GenerationStream, Started, StreamItem
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
@@ -264,3 +264,34 @@ def test_a_request_whose_worker_is_lost_goes_on_for_the_rest_of_its_time(
     else:
         assert asyncio.run(use()) == []
     assert timeouts == asked
+
+
+@pytest.mark.parametrize("after", [100, 101])
+def test_a_reply_whose_worker_came_back_with_another_model_is_not_continued(after: int) -> None:
+    """Its token ids are those of a tokenizer that is gone."""
+    sizes, begun = iter([100, after]), list[GenerateParams]()
+
+    def model() -> ModelInfo:
+        vocab_size = next(sizes)
+        return ModelInfo(f"of {vocab_size}", 4096, vocab_size, 4, (2,), has_chat_template=False)
+
+    def start(params: GenerateParams) -> GenerationStream:
+        begun.append(params)
+        told: list[StreamItem] = [Started("1", b""), Delta(0, (7, 8), "")]
+        told.append(UnavailableError("lost") if len(begun) == 1 else None)
+        return GenerationStream("1", iter(told).__next__, lambda: None)
+
+    async def use() -> list[int]:
+        backend = Backend(cast(Any, SimpleNamespace(generate=start, model=model)), patience_s=300.0)
+        try:
+            await backend.model()
+            return await read(await backend.generate(params([1])))
+        finally:
+            backend.close()
+
+    if after == 101:
+        with pytest.raises(UnavailableError, match="model"):
+            asyncio.run(use())
+    else:
+        assert asyncio.run(use()) == [7, 8]
+    assert len(begun) == (2 if after == 100 else 1)

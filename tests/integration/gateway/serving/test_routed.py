@@ -411,7 +411,8 @@ def test_names_of_services_are_looked_up_and_bad_ones_refused() -> None:
     assert resolve("127.0.0.1:50051") == ["127.0.0.1:50051"]
     assert resolve("unix:/tmp/service") == ["unix:/tmp/service"]
     assert resolve("localhost:50051") == ["localhost:50051"]
-    assert resolve("no-such-host.invalid:50051") == ["no-such-host.invalid:50051"]
+    for unknown in ("no-such-host.invalid:50051", "no..such:50051"):
+        assert resolve(unknown) == [unknown]
     for services in ([], ["127.0.0.1:1"] * 17, ["nonsense"]):
         with pytest.raises(ValueError, match=r"services|address"):
             Members(services)
@@ -525,7 +526,7 @@ def test_services_whose_addresses_are_gone_are_asked_no_more(
     hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = [host.address for host in hosts]
-    monkeypatch.setattr(members_module, "resolve", lambda _: places)
+    monkeypatch.setattr(members_module, "resolve", lambda *_: places)
     members = Members(["any.example:1"])
     try:
         wait_until(lambda: len(members.known()) == 2)
@@ -554,6 +555,61 @@ def test_a_name_stands_for_each_of_its_addresses_once(monkeypatch: pytest.Monkey
     for place in ("10.0.0.9:7", "[fd00::2]:7", "unix:/tmp/service"):
         assert resolve(place) == [place]
     assert asked == [], "an address is not looked up"
+
+
+def test_services_are_kept_while_their_name_cannot_be_looked_up(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(hosts[0].address.rpartition(":")[2])
+
+    def look_up(*_: Any, **__: Any) -> list[tuple[Any, ...]]:
+        if is_away:
+            raise failure
+        return [(None, None, None, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(members_module.socket, "getaddrinfo", look_up)
+    is_away, failure = False, OSError("temporary failure in name resolution")
+    members = Members([f"any.example:{port}"])
+    try:
+        wait_until(lambda: len(members.known()) == 1)
+        is_away = True
+        members._resolve()
+        assert list(members.met()) == [hosts[0].address]
+        assert [offer.worker.generation_address for offer in members.ask(b"")] == [hosts[0].server.address]
+    finally:
+        members.close()
+
+
+def test_a_look_up_that_fails_is_not_the_last(hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a cluster's manager that raises, or names what is no address."""
+    monkeypatch.setattr(members_module, "_LOOKUPS_PAUSE_S", 0.0)
+    monkeypatch.setattr(members_module, "_LOOK_PAUSE_S", 0.01)
+    answers: list[list[str] | Exception] = [[host.address] for host in hosts]
+    failures: list[list[str] | Exception] = [OSError("its manager is away"), ["nonsense"]]
+    told = iter([answers[0], *failures])
+
+    def services() -> list[str]:
+        answer = next(told, answers[1])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    members = Members(services)
+    try:
+        wait_until(lambda: [route.worker.generation_address for route in members.known()] == [hosts[1].server.address])
+    finally:
+        members.close()
+
+
+def test_a_service_that_is_let_go_during_a_question_is_silent_in_it(hosts: tuple[Host, Host]) -> None:
+    members = Members([host.address for host in hosts])
+    try:
+        wait_until(lambda: len(members.known()) == 2)
+        members._readers[hosts[1].address].close()  # its address is gone as of now
+        offers = members.ask(b"", wait_s=DEADLINE_S)
+        assert {offer.worker.generation_address for offer in offers} == {host.server.address for host in hosts}
+    finally:
+        members.close()
 
 
 def test_a_service_that_never_answered_is_logged_once_with_the_reason(

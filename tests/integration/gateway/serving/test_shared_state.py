@@ -207,6 +207,23 @@ def test_live_text_comes_at_once_and_is_whole_though_its_server_forgets(
 
 
 @needs_redis
+def test_live_text_comes_after_an_entry_of_another_version(
+    relayed: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixkv.gateway.api.conversations.replies.message_task.SAVE_S", 600.0)
+    here, there = relayed.talks
+    conversation = here.begin()
+    with there.following(conversation) as far:
+        for fields in (("text", "hello"), ("m", "x", "p", "first", "t", "hello", "s", "1")):
+            redis_server.command("XADD", f"radixkv:live:{conversation}", "*", *fields)
+        relayed.runner.gate.close_after(6)
+        _, begun = here.say(conversation, "Count", **LONG)
+        far.wait(lambda: bool(far.messages.get(begun["id"], {}).get("text", "")))
+        relayed.runner.gate.open()
+        assert far.wait_end(begun["id"])["text"] == here.ended(conversation, begun["id"])["text"]
+
+
+@needs_redis
 @pytest.mark.parametrize("then", ["its gateway is lost", "it is stopped"])
 def test_what_was_told_of_a_reply_before_it_was_stored_stays(
     then: str, relayed: Pair, monkeypatch: pytest.MonkeyPatch
@@ -514,6 +531,16 @@ def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair)
             assert follower.wait_end(reply["id"])["text"] == before["text"]
             ended = there.ended(conversation, reply["id"])
             assert (ended["text"], ended["status"]) == (before["text"], "complete")
+
+
+@pytest.mark.parametrize("request_", ["{}", "[", '{"tenant": "default", "path": 7, "body": {}}'])
+def test_a_lost_response_that_no_gateway_can_read_fails(request_: str, pair: Pair) -> None:
+    """As one that another version has stored; the others that are lost are taken over all the same."""
+    here = pair.told(0, "POST", "/responses", body={"input": "tell", "max_output_tokens": 1, "seed": 7})
+    database = pair.gateways[0].app.state.database
+    left = "UPDATE responses SET status = 'queued', owner = NULL, request = ? WHERE id = ?"
+    database.submit(lambda c: c.execute(left, (request_, here["id"])).rowcount).result()
+    wait_until(lambda: pair.told(1, "GET", f"/responses/{here['id']}")["status"] == "failed")
 
 
 def test_a_gateway_that_stops_hands_on_what_it_writes(pair: Pair) -> None:

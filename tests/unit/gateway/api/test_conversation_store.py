@@ -587,3 +587,17 @@ def test_what_was_written_when_the_process_ended_has_failed_and_keeps_its_text(t
     for story in (before, after, after):
         with Database(tmp_path / "state.sqlite") as database:
             run(story(ConversationStore(database)))
+
+
+def test_of_two_branches_of_one_id_in_the_trash_none_is_mixed_into_the_other(store: ConversationStore) -> None:
+    async def story() -> None:
+        made = await store.create("a", None, [message("root")])
+        twice = Message("twice", None, "user", "said", 5.0)
+        for _ in range(2):
+            await store.add("a", made.id, twice, 0)
+            await store.trash.throw_branch("a", made.id, "twice", 0)
+        with pytest.raises(ApiError, match="twice"):
+            await store.trash.restore_branch("a", made.id, "twice", 0)
+        assert len((await store.open("a", made.id))[1]) == 1
+
+    run(story())

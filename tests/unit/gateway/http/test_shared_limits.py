@@ -243,6 +243,50 @@ def test_a_request_given_up_while_it_was_admitted_holds_no_slot(
     with_gateways(server, story, 1)
 
 
+def test_slots_given_back_while_running_ones_are_told_again_are_free(server: RedisServer) -> None:
+    tenants = [Tenant(f"t{number}", "t", TenantLimits(max_concurrent=1)) for number in range(64)]
+
+    async def story(gateways: list[SharedLimiter]) -> None:
+        gateway, other = gateways
+        slots = [await gateway.admit(each) for each in tenants]
+        gateway._doubt()
+        told = asyncio.create_task(gateway._beat())
+        for slot in reversed(slots):
+            await asyncio.sleep(0.0005)
+            slot.close()
+        await told
+        await gateway._flush()
+        assert [each.name for each in tenants if (await other.standing(each)).num_running] == []
+
+    with_gateways(server, story, 2)
+
+
+def test_slots_that_could_not_be_told_again_are_told_once_more(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_limits, "AWAY_S", 0.0)
+
+    async def story(gateways: list[SharedLimiter]) -> None:
+        asked, (gateway, other) = tenant(max_concurrent=1), gateways
+        held = await tried(gateway, asked)
+        assert isinstance(held, SharedSlot)
+        gateway._doubt()
+        held.close()
+
+        async def lose(_: object) -> None:
+            raise ConnectionError
+
+        monkeypatch.setattr(type(gateway._redis.pipeline()), "execute", lose)
+        with pytest.raises(ConnectionError):
+            await gateway._beat()
+        monkeypatch.undo()
+        gateway._doubt()
+        await gateway._beat()
+        assert (await other.standing(asked)).num_running == 0
+
+    with_gateways(server, story, 2)
+
+
 @pytest.mark.parametrize(
     "url",
     [

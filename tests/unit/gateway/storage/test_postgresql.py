@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,18 +15,21 @@ from typing import Any, NamedTuple
 import pytest
 from postgres_server import PostgresServer
 from stored_chats import add, body
+from waiting import wait_until
 
 from radixkv.core.errors import UnavailableError
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
-from radixkv.gateway.api.jobs.batches import OPENAI, BatchStore
+from radixkv.gateway.api.jobs.batches import ANTHROPIC, COMPLETED, OPENAI, BatchStore
+from radixkv.gateway.api.jobs.files import FileStore
+from radixkv.gateway.api.jobs.lines import BatchLine
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.responses.response_store import ResponseStore
-from radixkv.gateway.storage import transcript_cache
+from radixkv.gateway.storage import postgresql, transcript_cache
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.owners import beat, num_gateways
+from radixkv.gateway.storage.owners import MAX_TAKEN, beat, num_gateways
 from radixkv.gateway.storage.transcript_cache import TranscriptCache, TranscriptCacheLimits
 
 GONE = "UPDATE gateways SET seen_s = epoch_s() - 60 WHERE id = ?"
@@ -86,12 +91,70 @@ def test_a_job_that_raises_is_rolled_back_alone(two: Two) -> None:
     assert [row["name"] for row in rows] == ["one", "two"]
 
 
+def test_a_job_that_never_fits_fails_alone_and_soon(two: Two) -> None:
+    """As two of one key, which looks like a race with another gateway."""
+
+    def put(connection: Connection, *names: str) -> None:
+        for name in names:
+            connection.execute("INSERT INTO instructions VALUES ('n', ?, '')", (name,))
+
+    may_begin = threading.Event()
+    two.a.submit(lambda _: may_begin.wait(60))
+    answers = [two.a.submit(lambda c, names=names: put(c, *names)) for names in (("a",), ("b", "b"), ("c",))]  # type: ignore[misc]
+    may_begin.set()
+    for answer in (answers[0], answers[2]):
+        answer.result(postgresql.TRY_S / 2)
+    with pytest.raises(UnavailableError):
+        answers[1].result()
+    rows = two.b.submit(lambda c: c.execute("SELECT name FROM instructions ORDER BY name").fetchall()).result()
+    assert [row["name"] for row in rows] == ["a", "c"]
+
+
 def test_sums_are_whole_numbers_of_any_size(two: Two) -> None:
     def total(connection: Connection) -> list[object]:
         cursor = connection.execute("SELECT sum(n), sum(-n), count(*) FROM (VALUES (?), (?)) AS t(n)", (2**62, 2**62))
         return list(cursor.fetchone())
 
     assert two.a.submit(total).result() == [2**63, -(2**63), 2]
+
+
+@pytest.mark.parametrize("num_free", range(4))
+def test_a_gateway_that_can_open_no_more_files_uses_its_database_again_once_it_can(
+    postgres: PostgresServer, num_free: int
+) -> None:
+    taken: list[int] = []
+    url = postgres.new_database()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Database(url) as database:
+        database.submit(lambda connection: connection.execute("SELECT 1").fetchone()).result(10)
+        stop_sessions(database)
+        first = os.dup(0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first + 64, before[1]))
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            for _ in range(num_free):
+                os.close(taken.pop())
+            with suppress(UnavailableError):
+                database.submit(lambda connection: connection.execute("SELECT 1").fetchone()).result(10)
+        finally:
+            for each in [first, *taken]:
+                os.close(each)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        wait_until(lambda: is_served(database), 60)
+
+
+def stop_sessions(database: Database) -> None:
+    end = "SELECT pg_terminate_backend(pg_backend_pid())"
+    with suppress(UnavailableError):
+        database.submit(lambda connection: connection.execute(end).fetchone()).result(10)
+
+
+def is_served(database: Database) -> bool:
+    with suppress(UnavailableError):
+        return bool(database.submit(lambda connection: connection.execute("SELECT 1").fetchone()).result(10))
+    return False
 
 
 def test_texts_come_back_as_they_are_also_with_nul(two: Two) -> None:
@@ -127,6 +190,99 @@ def test_what_a_gateway_left_unfinished_fails_once_its_lease_ends(two: Two) -> N
         assert [each.id for each in await other_batches.unfinished()] == [batch.id]
         await responses.finish(body("r1", "completed", "it was only slow"))
         assert (await others.get("n", "r1"))["status"] == "completed"
+
+    asyncio.run(story())
+
+
+def test_a_batch_that_another_gateway_has_taken_over_is_validated_by_that_one_alone(two: Two) -> None:
+    lines = [BatchLine(name, b"{}", b"", None) for name in ("first", "second")]
+
+    async def story() -> None:
+        batches, others = (BatchStore(database, JobLimits()) for database in two)
+        batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
+        await batches.add_requests(batch, lines[:1])
+        await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+        (taken,) = await others.unfinished()
+        await others.remove_requests(taken)
+        await others.add_requests(taken, lines[:1])
+        with pytest.raises(UnavailableError):
+            await batches.add_requests(batch, lines[1:])
+        with pytest.raises(UnavailableError):
+            await batches.remove_requests(batch)
+        await batches.fail(batch, [])
+        assert not await batches.begin(batch)
+        await others.add_requests(taken, lines[1:])
+        assert await others.begin(taken)
+        assert (await others.find("n", OPENAI, batch.id)).num_total == 2
+
+    asyncio.run(story())
+
+
+def test_a_batch_whose_creation_a_gateway_never_answered_is_nobodys(two: Two) -> None:
+    async def story() -> None:
+        batches, others = (BatchStore(database, JobLimits()) for database in two)
+        batch = await batches.create("n", "t", ANTHROPIC, "/v1/messages", {})
+        assert await others.unfinished() == []
+        assert (await others.find("n", ANTHROPIC, batch.id)).status == "validating"
+        await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+        assert await others.unfinished() == []
+        assert await others.page("n", ANTHROPIC, 10) == ([], False)
+
+    asyncio.run(story())
+
+
+def test_a_result_that_comes_while_the_server_restarts_is_stored_and_not_computed_again(
+    two: Two, postgres: PostgresServer
+) -> None:
+    async def story() -> None:
+        batches = BatchStore(two.a, JobLimits())
+        batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
+        await batches.add_requests(batch, [BatchLine("first", b"{}", b"", None)])
+        (request,) = await batches.waiting(batch, None, 10)
+        postgres.stop(signal.SIGQUIT)
+        try:
+            answered = asyncio.create_task(batches.answered(batch, request.number, COMPLETED, b"its result"))
+            await asyncio.wait([answered], timeout=0.5)
+        finally:
+            postgres.start()
+        await answered
+        assert await batches.waiting(batch, None, 10) == []
+
+    asyncio.run(story())
+
+
+def test_uploads_that_a_gateway_left_incomplete_are_removed_by_another(two: Two) -> None:
+    async def story() -> None:
+        files, others = (FileStore(database, JobLimits()) for database in two)
+        await files.append("n", await files.begin("n", "left"), b"some of it")
+        await files.purge()
+        await others.purge()
+        used = "SELECT num_files, size_bytes FROM job_usage WHERE namespace = 'n'"
+        assert tuple(await two.b.run(lambda c: c.execute(used).fetchone())) == (1, 10)
+        await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+        await files.purge()
+        assert tuple(await two.b.run(lambda c: c.execute(used).fetchone())) == (1, 10), "it may be only slow"
+        await others.purge()
+        assert await two.b.run(lambda c: c.execute(used).fetchone()[1]) == 0
+
+    asyncio.run(story())
+
+
+def test_all_that_is_lost_has_its_turn_though_some_is_lost_for_long(two: Two) -> None:
+    async def story() -> None:
+        responses, others = (ResponseStore(database) for database in two)
+        talks, other_talks = (ConversationStore(database) for database in two)
+        conversation = await talks.create("n", None, [user("root")])
+        names = {f"r{number}" for number in range(MAX_TAKEN + 2)}
+        for name in sorted(names):
+            await responses.begin("n", body(name), [], request=name)
+            await talks.begin("n", conversation.id, [user(name, "root", "running")], 0, name)
+        await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+        for lost in (others.lost, other_talks.leases.lost):
+            found: set[str] = set()
+            for _ in range(200):
+                found |= {each.key for each in await lost()}
+            assert found == names
 
     asyncio.run(story())
 

@@ -21,11 +21,11 @@ class LeaseStore:
         self._database = database
 
     async def lost(self) -> list[Lost]:
-        """Return some requests of running replies whose gateway is gone and that another one can write."""
+        """Return some requests of running replies whose gateway is gone and that another one can write, at random."""
         query = (
-            "SELECT DISTINCT request, namespace, request FROM messages JOIN conversations "
+            "SELECT request, namespace, request FROM messages JOIN conversations "
             f"ON conversations.id = messages.conversation WHERE status = 'running' AND {TAKEABLE} "
-            "AND request IS NOT NULL LIMIT ?"
+            "AND request IS NOT NULL GROUP BY request, namespace ORDER BY random() LIMIT ?"
         )
         values = (self._database.owner, MAX_TAKEN)
         return await self._database.run(lambda c: [Lost(*row) for row in c.execute(query, values)])

@@ -132,6 +132,8 @@ class TrashStore:
             back = [read_message(each) for each in rows]
             for taken in find_messages(connection, conversation_id, [each.id for each in back]):
                 raise conflict(f"another message has the id {taken.id!r} by now")
+            if len({each.id for each in back}) < len(back):  # messages were added again, and thrown away again
+                raise conflict(f"two branches of the id {message_id!r} are in the trash; remove them for good")
             _drop(connection, conversation_id, message_id)
             number = max(row["version"], told)
             change = self._writer.insert(connection, row, back, number)
