@@ -23,12 +23,14 @@ from bench.tiers.asking import ask
 from bench.tiers.break_even import await_puts
 from bench.tiers.deployment import Deployment
 from bench.tiers.next_day import Part
-from bench.tiers.slow_link import slow_link
+from bench.tiers.slow_link import server_in
 from bench.tiers.stories import Story
 
 __all__ = ["Turn", "play_second_worker", "report_second_worker"]
 
 LOADED_BOUND = 0.15
+_SETTLED_S = 5.0
+"""A worker's start goes on in the background for some seconds."""
 _LONG = 1000
 """Tokens found from which the time is judged: of few, there is little to save."""
 
@@ -47,8 +49,8 @@ def play_second_worker(texts: Sequence[Story], num_turns: int, arguments: Sequen
     """So many turns of each text, all but the first of which find the earlier ones in the server alone."""
     turns: list[Turn] = []
     progress = Progress("second worker", len(texts) * num_turns)
-    with tempfile.TemporaryDirectory(prefix="radixkv-tiers-") as folder, slow_link(Path(folder)) as link:
-        store = ("--remote", link.url, "--store-key", str(Path(folder) / "key"), *arguments)
+    with tempfile.TemporaryDirectory(prefix="radixkv-tiers-") as folder, server_in(Path(folder)) as server:
+        store = ("--remote", f"unix://{server}", "--store-key", str(Path(folder) / "key"), *arguments)
         with ExitStack() as stack:
             num_blocks = 2 * max(text.num_tokens for text in texts) // BLOCK_SIZE
             hosts = [
@@ -77,6 +79,8 @@ def _play(hosts: Sequence[Deployment], text: Story, num_turns: int, progress: Pr
             differs = answer.reply != cold.reply
             turns.append(Turn(num_known, answer.num_loaded, answer.first_s, cold.first_s, differs))
             there.start_worker()
+            ask(there.client, prompt[:_LONG], 1, sharing="off")  # it knows how fast it computes
+            there.rest(_SETTLED_S)
         num_known = (len(prompt) + len(answer.reply) - 1) // BLOCK_SIZE * BLOCK_SIZE
         progress.advance()
     return turns

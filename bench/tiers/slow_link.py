@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["SERVER", "SlowLink", "slow_link"]
+__all__ = ["SERVER", "SlowLink", "server_in", "slow_link"]
 
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 START_S = 30.0
@@ -68,8 +68,8 @@ class SlowLink:
 
 
 @contextmanager
-def slow_link(folder: Path) -> Iterator[SlowLink]:
-    """A server with its socket in a folder, and a link to it."""
+def server_in(folder: Path) -> Iterator[Path]:
+    """A server with its socket in a folder. Yields the socket."""
     assert SERVER is not None
     path = folder / "server.socket"
     command = (SERVER, "--port", "0", "--unixsocket", str(path), "--dir", str(folder), "--save", "")
@@ -80,11 +80,14 @@ def slow_link(folder: Path) -> Iterator[SlowLink]:
             if server.poll() is not None or time.monotonic() > until_s:
                 raise RuntimeError(f"{SERVER} does not start")
             time.sleep(0.02)
-        link = SlowLink(path)
-        try:
-            yield link
-        finally:
-            link.close()
+        yield path
     finally:
         server.kill()
         server.wait()
+
+
+@contextmanager
+def slow_link(folder: Path) -> Iterator[SlowLink]:
+    """A server with its socket in a folder, and a link to it."""
+    with server_in(folder) as path, contextlib.closing(SlowLink(path)) as link:
+        yield link

@@ -143,11 +143,9 @@ class RemoteReader(Closing):
         try:
             call = self._stub.Route.future(request, timeout=timeout_s)
         except ValueError:
-            call = None
+            raise self._closed() from None
 
         def wait() -> dict[str, PoolRoute]:
-            if call is None:
-                raise self._closed()
             try:
                 return {pool.pool: ROUTE.read(pool) for pool in call.result().pools}
             except grpc.RpcError as error:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from radixkv.client import Credentials, RemoteReader
 from radixkv.core.api import DEFAULT_NAMESPACE, PoolRoute
-from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnavailableError
 from radixkv.core.namespaces import owner_of
 from radixkv.net.addresses import parse_address
 
@@ -101,7 +101,10 @@ class Members:
         """
         with self._lock:
             readers = dict(self._readers)
-        calls = {service: reader.begin_route(tokens, namespace, wait_s) for service, reader in readers.items()}
+        calls: dict[str, Callable[[], dict[str, PoolRoute]]] = {}
+        for service, reader in readers.items():
+            with contextlib.suppress(UnavailableError):  # it was let go meanwhile
+                calls[service] = reader.begin_route(tokens, namespace, wait_s)
         offers: dict[str, PoolRoute] = {}
         for service, call in calls.items():
             try:

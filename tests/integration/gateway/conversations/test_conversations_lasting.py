@@ -264,7 +264,9 @@ def kill_while_it_writes(model: str, folder: Path) -> Lost:
         Talk(server.url) as talk,
     ):
         messages = talk.messages(conversation_id)
-        _, reply = talk.turn(conversation_id, "Go on", messages[-1]["id"])
+        _, reply = talk.turn(
+            conversation_id, "Go on", messages[0]["id"]
+        )  # the reply may be longer than a prompt by now
         assert reply["status"] == "complete"
     seq = max(data["seq"] for name, data in follower.events if name == "delta")
     return Lost(asked, told, seq, messages)
