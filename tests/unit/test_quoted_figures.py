@@ -63,6 +63,7 @@ FURTHER = {
     "isolation": ["neighbour.json", "neighbour_before.json"],
     "peers": ["speculation_peers.json"],
     "recorded": ["speculation_recorded.json"],
+    "serving": ["serving_workers.json"],
 }
 
 
