@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tarfile
 from functools import cached_property
@@ -43,7 +44,8 @@ class Material:
         with tarfile.open(path, "r:xz") as files:
             for member in files:
                 if member.name.endswith(endings) and (content := files.extractfile(member)) is not None:
-                    texts[member.name] = content.read().decode("utf-8")
+                    packed = content.read()
+                    texts[member.name] = (gzip.decompress(packed) if member.name.endswith(".gz") else packed).decode()
         if not texts:
             raise WorkloadMissingError(f"no file with the ending {' or '.join(endings)} in {path}")
         return texts
@@ -78,6 +80,12 @@ class Material:
         """The prompts of each session of the coding agent, in order."""
         texts = self._read("miniswe.tar.xz", ".jsonl")
         return [[json.loads(line)["input"] for line in text.splitlines()] for _, text in sorted(texts.items())]
+
+    @cached_property
+    def functions(self) -> list[str]:
+        """Python functions to complete: signature and docstring."""
+        text = self._read("human-eval.tar.xz", ".jsonl.gz")
+        return [json.loads(line)["prompt"] for line in "".join(text.values()).splitlines()]
 
     @cached_property
     def games(self) -> list[list[dict[str, Any]]]:

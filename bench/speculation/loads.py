@@ -2,6 +2,7 @@
 
 few-shot      questions of BIG-Bench Hard after worked examples
 agent         calls of a coding agent, prompts as recorded
+code          functions of HumanEval to complete
 chat          first turns of MT-Bench
 again         the same chats once more
 drawn         the same chats at temperature 0.8, with seeds
@@ -24,7 +25,7 @@ __all__ = ["LEAST_GAIN", "SEED", "Load", "loads", "unlike_prompts"]
 
 SEED = 1
 LONGEST_PROMPT = 2048
-LEAST_GAIN = {"few-shot": 2.0, "agent": 1.8, "chat": 1.2, "again": 3.5, "drawn": 1.0, "random": 0.98}
+LEAST_GAIN = {"few-shot": 2.0, "agent": 1.8, "code": 1.1, "chat": 1.2, "again": 3.5, "drawn": 1.0, "random": 0.98}
 """Of a single chat: tokens per second over those without speculation."""
 
 
@@ -49,6 +50,8 @@ def loads(material: Material, text: ChatText, num: int, num_tokens: int) -> Iter
     yield Load("few-shot", asked(few_shot))
     calls = [prompt for session in material.agent_sessions[: max(1, num // 4)] for prompt in session[:4]]
     yield Load("agent", asked([text.encode(prompt)[:LONGEST_PROMPT] for prompt in calls[:num]]))
+    functions = material.functions[:: max(1, len(material.functions) // num)][:num]
+    yield Load("code", asked([text.prompt_ids([{"role": "user", "content": one}]) for one in functions]))
     turns = material.two_turns[:: max(1, len(material.two_turns) // num)][:num]
     chats = [text.prompt_ids([{"role": "user", "content": first}]) for first, _ in turns]
     yield Load("chat", asked(chats))
