@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +25,6 @@ _PLACES = {1: (0,), 4: (1, 2, 3), 16: (6, 9, 12, 15)}
 _FACTORS = {place: pow(0x9E3779B97F4A7C15, 2 * place + 1, 1 << 64) for places in _PLACES.values() for place in places}
 _MASK = (1 << 64) - 1
 _LEAST_SLOTS = 1 << 8
-_KEPT_HASHES = 256
-"""Ends of texts whose hashes are kept: they are looked up in several indexes, and indexed when more tokens follow."""
 _FEW = 48
 """Tokens up to which a loop is faster than numpy."""
 _MOST_COMPARED = 48
@@ -79,7 +76,7 @@ class NgramIndex:
         else:
             shift = self._shift
             for last in range(start + 1, end + 1):
-                hashes = _hashes(text[max(0, last - LONGEST) : last].tobytes())
+                hashes = _hashes(text[max(0, last - LONGEST) : last])
                 for heads, before, value in zip(self._heads, self._before, hashes, strict=False):
                     before[last] = heads[value >> shift]
                     heads[value >> shift] = last
@@ -110,11 +107,11 @@ class NgramIndex:
         is_last = np.roll(is_first, -1)
         heads[slots[is_last]] = ends[is_last]
 
-    def find(self, text: array[int], tail: array[int]) -> Match | None:
+    def find(self, text: Sequence[int], tail: Sequence[int]) -> Match | None:
         """Those with the longest match among the last places of the longest n-gram that `tail` ends with. O(1)."""
         if not self._num_slots:
             return None
-        for index, value in reversed(list(enumerate(_hashes(tail[-LONGEST:].tobytes())))):
+        for index, value in reversed(list(enumerate(_hashes(tail[-LONGEST:])))):
             length, end, before = LENGTHS[index], self._heads[index][value >> self._shift], self._before[index]
             wanted, ends = tail[-length:], list[int]()
             longest = 0
@@ -133,17 +130,16 @@ class NgramIndex:
         return None
 
 
-@lru_cache(maxsize=_KEPT_HASHES)
-def _hashes(window: bytes) -> tuple[int, ...]:
+def _hashes(tokens: Sequence[int]) -> list[int]:
     """Of the last n tokens, for each length that there are enough for."""
-    tokens, values, value = array("I", window), [], 0
+    values, value = [], 0
     for length in LENGTHS:
         if length > len(tokens):
             break
         for place in _PLACES[length]:
             value += tokens[-1 - place] * _FACTORS[place]
         values.append(value & _MASK)
-    return tuple(values)
+    return values
 
 
 def _common(text: Sequence[int], end: int, tail: Sequence[int], length: int) -> int:
