@@ -194,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args(arguments)
+    if min(options.batch, options.threads, *options.fixed) < 1:
+        parser.error("--batch, --threads and --fixed take numbers of at least 1")
     torch.set_num_threads(options.threads)
     settings = WorkerConfig(
         listen=None,

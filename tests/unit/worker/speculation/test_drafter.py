@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.speculation.drafter import Drafter
 from radixkv.worker.speculation.settings import SpeculationSettings
-from radixkv.worker.speculation.sources import RecentReplies
+from radixkv.worker.speculation.sources import DraftSource, RecentReplies
 
 Cost = Callable[[int], float]
 
@@ -35,6 +36,22 @@ def small_model(num_positions: int) -> float:
 
 def steep(num_positions: int) -> float:
     return 0.001 * num_positions
+
+
+def a_drafter(
+    source: DraftSource,
+    settings: SpeculationSettings | None = None,
+    num_ids: int = 50,
+    clock: Callable[[], float] = time.thread_time,
+) -> Drafter:
+    return Drafter(
+        settings or SpeculationSettings(),
+        vocab_size=num_ids,
+        block_size=16,
+        counters=EngineCounters(),
+        sources=[source],
+        clock=clock,
+    )
 
 
 def tokens_per_s(
@@ -114,7 +131,7 @@ def test_sizes_that_are_dear_do_not_keep_those_past_them_from_being_tried(dear: 
 def test_a_draft_ends_before_what_is_no_token_and_within_the_room() -> None:
     source = LyingSource(lambda _branch: [1, 2, 50, 3], 0.0, 1)
     settings = SpeculationSettings(always=True)
-    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    drafter = a_drafter(source, settings)
     branch = a_branch([1], [2, 3])
     branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
     drafter.plan([Row(branch, 2, 3)], 320)
@@ -130,7 +147,7 @@ def test_drafts_of_a_batch_that_never_ran_are_gone_with_the_next_plan() -> None:
     known = [1, 2]
     settings = SpeculationSettings(always=True)
     source = LyingSource(lambda _branch: known, 0.0, 50)
-    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    drafter = a_drafter(source, settings)
     branch = a_branch([1], [2, 3])
     branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
     drafter.plan([Row(branch, 2, 3)], 320)
@@ -143,7 +160,7 @@ def test_drafts_of_a_batch_that_never_ran_are_gone_with_the_next_plan() -> None:
 def test_branches_that_read_a_long_common_prefix_draft_nothing() -> None:
     source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
     settings = SpeculationSettings(always=True, shared_tokens=32)
-    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    drafter = a_drafter(source, settings)
     tables = ([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5, 6], [0, 1], [0, 1, 8], [7], [])
     branches = [a_branch([1], [2, 3], name=str(table)) for table in tables]
     for branch, table in zip(branches, tables, strict=True):
@@ -173,7 +190,7 @@ def test_a_branch_whose_drafts_do_not_pay_looks_for_them_in_few_steps_and_anothe
 
     source = LyingSource(find, 0.0, 1)
     settings = SpeculationSettings(always=True)
-    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    drafter = a_drafter(source, settings)
     branches = [a_branch([1], [2], name=str(number)) for number in range(num_rows)]
     for length in range(2, 81):
         for branch in branches:
@@ -183,18 +200,16 @@ def test_a_branch_whose_drafts_do_not_pay_looks_for_them_in_few_steps_and_anothe
             branch.tokens.append(4)
     assert looks["0"] == looked
     assert num_rows == 1 or looks["1"] == list(range(2, 81))
+    for branch in branches:
+        drafter.ended(branch.generation)
+    assert not drafter._num_fruitless, "what has ended is kept"
 
 
 @pytest.mark.parametrize("num_drafting", [1, 2, 8])
 def test_branches_without_a_draft_are_not_slowed_down_for_the_others(num_drafting: int) -> None:
     now_s = 0.0
-    drafter = Drafter(
-        SpeculationSettings(),
-        vocab_size=50,
-        block_size=16,
-        counters=EngineCounters(),
-        sources=[LyingSource(lambda branch: [4] * 20 if branch in branches[:num_drafting] else [], 0.0, 50)],
-        clock=lambda: now_s,
+    drafter = a_drafter(
+        LyingSource(lambda branch: [4] * 20 if branch in branches[:num_drafting] else [], 0.0, 50), clock=lambda: now_s
     )
     branches = [a_branch([1], [2, 3], name=str(number)) for number in range(8)]
     plain_s, steps_s = 1.0, list[float]()
@@ -223,14 +238,7 @@ def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
         return [1, 2]
 
     now_s = 0.0
-    drafter = Drafter(
-        SpeculationSettings(),
-        vocab_size=50,
-        block_size=16,
-        counters=EngineCounters(),
-        sources=[LyingSource(look, 0.0, 1)],
-        clock=lambda: now_s,
-    )
+    drafter = a_drafter(LyingSource(look, 0.0, 1), clock=lambda: now_s)
     branches = [a_branch([1], [2, 3], name=str(number)) for number in range(8)]
     for step in range(200):
         for branch in branches:
@@ -248,7 +256,7 @@ def test_replies_that_never_draft_are_not_kept_and_leave_no_trace_of_a_clear(
     field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, prompt, reply = RecentReplies(1 << 20), list(range(20)), list(range(20, 60))
-    drafter = Drafter(SpeculationSettings(), vocab_size=100, block_size=16, counters=EngineCounters(), sources=[source])
+    drafter = a_drafter(source, num_ids=100)
     apart, drawing = (a_branch(prompt, reply).generation for _ in range(2))
     with monkeypatch.context() as patch:
         patch.setattr(Generation if field == "takes_logits" else apart, field, "sql")
@@ -263,7 +271,7 @@ def test_replies_that_never_draft_are_not_kept_and_leave_no_trace_of_a_clear(
 def test_nothing_is_drafted_beside_a_prompt(end: int) -> None:
     source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
     settings = SpeculationSettings(always=True)
-    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    drafter = a_drafter(source, settings)
     branch, other = a_branch([1], [2, 3]), a_branch([1] * 20, [], name="other")
     branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
     drafter.plan([Row(branch, 2, 3), Row(other, 0, end)], 320)
@@ -276,7 +284,7 @@ def test_nothing_is_drafted_beside_a_prompt(end: int) -> None:
 def test_what_is_drafted_for_is_a_decode_of_its_own_that_has_room(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
     settings = SpeculationSettings(always=True)
-    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    drafter = a_drafter(source, settings)
     branch = a_branch([1], [] if reason == "its first token" else [2, 3])
     branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, len(branch.tokens) - 1
     match reason:
@@ -296,14 +304,7 @@ def test_what_is_drafted_for_is_a_decode_of_its_own_that_has_room(reason: str, m
 
 def test_what_comes_of_a_tenant_s_drafts_changes_no_other_tenant_s() -> None:
     now_s, lies = 0.0, {"first": [1, 2, 3], "liar": [900], "other": [1, 2, 3]}
-    drafter = Drafter(
-        SpeculationSettings(),
-        vocab_size=1000,
-        block_size=16,
-        counters=EngineCounters(),
-        sources=[LyingSource(lambda branch: lies[branch.owner], 0.0, 1000)],
-        clock=lambda: now_s,
-    )
+    drafter = a_drafter(LyingSource(lambda branch: lies[branch.owner], 0.0, 1000), num_ids=1000, clock=lambda: now_s)
 
     def drafted(branch: Branch) -> int:
         nonlocal now_s
