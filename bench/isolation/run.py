@@ -1,4 +1,4 @@
-"""Does the time to the first token reveal to one tenant what another has cached?
+"""Does the time of a reply reveal to one tenant what another has cached, or what another was answered?
 
 Two paths: the worker's `Generate` with two namespaces, and the gateway over HTTP with two keys. Each pair has new prompts of
 random tokens. Tenant A has one of them computed; then, in random order,
@@ -10,6 +10,9 @@ random tokens. Tenant A has one of them computed; then, in random order,
     difference    known - fresh, pair by pair: 0 if nothing is revealed
     gap           fresh - own: the gain of a hit
 
+A reply is one token. With `--replies` prompts are short and replies long, drawn with one seed: A's own reply comes again from
+drafts of its first one, and B, which gets the very same reply, must have none of them.
+
 The criterion was fixed before any measurement: the mean of the differences without a fifth at either end, and its 95% interval
 by bootstrap over the pairs; both ends must be within 1% of the gap, and the gap's interval above half of it. Noise of the
 machine widens the interval: the table has the number of pairs that would have been enough. The shorter the prompts, the less
@@ -17,6 +20,7 @@ slow changes of the machine affect a pair; and the worker computes on one core, 
 clients have another.
 
     python -m bench.isolation             600 pairs each way, prompts of 256 tokens (half an hour on two quiet cores)
+    python -m bench.isolation --replies   600 pairs each way, prompts of 32 tokens, replies of 64
     python -m bench.isolation --quick     3 pairs, a smoke test
 
 With `--neighbour` the question is another: does a tenant's first token come late because of another tenant, possibly a hostile
@@ -47,6 +51,8 @@ __all__ = ["interval", "main", "trimmed_mean"]
 
 FULL_PAIRS, QUICK_PAIRS = 600, 3
 PROMPT_TOKENS = 256
+SHORT_TOKENS, REPLY_TOKENS = 32, 64
+"""Of prompts and replies, with `--replies`."""
 BOUND = 0.01
 TRIMMED = 0.2
 NUM_RESAMPLES = 4000
@@ -54,11 +60,14 @@ SMALLEST_ID, LARGEST_ID = 1_000, 40_000
 
 
 class Pair(NamedTuple):
-    """Seconds to the first token of the three probes."""
+    """Seconds to the last token of the three probes, and their tokens that were drafted."""
 
     known_s: float
     fresh_s: float
     own_s: float
+    known_drafted: int
+    fresh_drafted: int
+    own_drafted: int
 
 
 def trimmed_mean(samples: Sequence[float]) -> float:
@@ -96,15 +105,15 @@ def measure(ask: Ask, prompts: Prompts) -> Pair:
     owner, prober = source.sample(TENANTS, 2)
     known, fresh = prompts.draw(), prompts.draw()
     ask(owner, known)
-    probes = {"known_s": (prober, known), "fresh_s": (prober, fresh), "own_s": (owner, known)}
-    seconds = {}
+    probes = {"known": (prober, known), "fresh": (prober, fresh), "own": (owner, known)}
+    seconds, drafted = {}, {}
     for name in source.sample(sorted(probes), 3):
         tenant, prompt = probes[name]
-        seconds[name], num_cached = ask(tenant, prompt)
-        expected = num_tokens - 1 if name == "own_s" else 0
+        seconds[f"{name}_s"], num_cached, drafted[f"{name}_drafted"] = ask(tenant, prompt)
+        expected = num_tokens - 1 if name == "own" else 0
         if num_cached != expected:
             raise AssertionError(f"{name}: {num_cached} tokens were found in the cache, expected {expected}")
-    return Pair(**seconds)
+    return Pair(**seconds, **drafted)
 
 
 def judge(way: str, pairs: list[Pair], made: Report) -> tuple[str, ...]:
@@ -123,6 +132,7 @@ def judge(way: str, pairs: list[Pair], made: Report) -> tuple[str, ...]:
         "difference_interval_s": [low, high],
         "farthest_of_gap": farthest,
         "pairs_for_half_width": round(needed),
+        **{name: sum(getattr(pair, name) for pair in pairs) for name in ("known_drafted", "fresh_drafted", "own_drafted")},
         "pairs": pairs,
     }
     made.bars += [
@@ -142,14 +152,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = bench_parser("isolation", __doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
     parser.add_argument("--pairs", type=int, help=f"each way (default: {FULL_PAIRS})")
+    parser.add_argument("--replies", action="store_true", help="long replies, which drafts shorten")
     parser.add_argument(
-        "--prompt-tokens", type=int, default=PROMPT_TOKENS, help="length of a prompt (default: %(default)s)"
+        "--prompt-tokens", type=int, help=f"length of a prompt (default: {PROMPT_TOKENS}, with --replies {SHORT_TOKENS})"
     )
     parser.add_argument("--model", default="default", help="Hugging Face id or folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--dtype", default="auto", help="as of radixkv worker (default: auto)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and order (default: 0)")
     parser.add_argument(
-        "--json", type=Path, help="where to write (default: bench/results/isolation.json on a full run)"
+        "--json", type=Path, help="where to write (default: in bench/results on a full run)"
     )
     return parser.parse_args(arguments)
 
@@ -163,10 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return attack_neighbour([each for each in given if each != "--neighbour"])
     options = parse(given)
     num_pairs = options.pairs or (QUICK_PAIRS if options.quick else FULL_PAIRS)
-    num_tokens = options.prompt_tokens
+    num_tokens = options.prompt_tokens or (SHORT_TOKENS if options.replies else PROMPT_TOKENS)
+    num_reply_tokens = REPLY_TOKENS if options.replies else 1
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     model = resolve_model(None if options.model == "default" else options.model)
-    num_blocks = 16 * (num_tokens // BLOCK_SIZE + 2)
+    num_blocks = 16 * ((num_tokens + num_reply_tokens) // BLOCK_SIZE + 2)
     source = random.Random(options.seed)
     prompts = Prompts(source, num_tokens)
     found: dict[str, list[Pair]] = {"gRPC": [], "HTTP": []}
@@ -174,7 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         separate_services(model, num_blocks, options.dtype) as (client, reader),
         gateway(client.address) as address,
     ):
-        ways = {"gRPC": over_grpc(client), "HTTP": over_http(address, client.model().name)}
+        ways = {
+            "gRPC": over_grpc(client, num_reply_tokens),
+            "HTTP": over_http(address, client.model().name, num_reply_tokens),
+        }
         for ask in ways.values():
             measure(ask, prompts)  # the first forward of a process takes longer
         progress = Progress("pairs", num_pairs)
@@ -184,10 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for usage in reader.usage():  # so that nothing is evicted, and the pool is equally full for each pair
                     reader.clear(usage.namespace)
             progress.advance()
-    made = Report("isolation", options.seed)
-    made.figures["num_prompt_tokens"] = num_tokens
+    name = "isolation_replies" if options.replies else "isolation"
+    made = Report(name, options.seed)
+    made.figures |= {"num_prompt_tokens": num_tokens, "num_reply_tokens": num_reply_tokens}
     rows = [judge(way, pairs, made) for way, pairs in found.items()]
     columns = ("way in", "pairs", "gap ms", "difference ms, 95%", "farthest / gap", "pairs that 1% takes")
-    made.tables.append(Table("time to the first token of another tenant's prompt, beside a fresh one", columns, rows))
-    path = options.json or (None if options.quick else RESULTS_DIR / "isolation.json")
+    made.tables.append(Table("time of the reply to another tenant's prompt, compared with a fresh one", columns, rows))
+    path = options.json or (None if options.quick else RESULTS_DIR / f"{name}.json")
     return made.finish(path, is_quick=options.quick)

@@ -22,37 +22,40 @@ __all__ = ["TENANTS", "Ask", "gateway", "over_grpc", "over_http"]
 
 TENANTS = ("red", "blue")
 HTTP_S = 600.0
+SEED = 7
+"""Of every reply: the same prompt has the same one."""
 
-Ask = Callable[[str, list[int]], tuple[float, int]]
-"""A tenant and its prompt -> seconds to the first token, and tokens found in the cache."""
+Ask = Callable[[str, list[int]], tuple[float, int, int]]
+"""A tenant and its prompt -> seconds to the last token, tokens found in the cache, and tokens drafted that were drawn."""
 
 
-def over_grpc(client: GenerationClient) -> Ask:
-    """Requests to the worker itself."""
+def over_grpc(client: GenerationClient, num_tokens: int) -> Ask:
+    """Requests for replies of so many tokens to the worker itself."""
     from radixkv.generation.params import SamplingParams
     from radixkv.generation.request import GenerateParams
     from radixkv.generation.stream import Delta
 
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=1.0, seed=SEED, ignore_eos=True)
 
-    def ask(tenant: str, prompt: list[int]) -> tuple[float, int]:
+    def ask(tenant: str, prompt: list[int]) -> tuple[float, int, int]:
         started_s = time.perf_counter()
         stream = client.generate(GenerateParams(token_ids=prompt, namespace=f"grpc-{tenant}", sampling=sampling))
-        first_s = next(time.perf_counter() for event in stream if isinstance(event, Delta))
-        for _ in stream:
-            pass
-        assert stream.usage is not None, "a stream that was read to its end has told what it cost"
-        return first_s - started_s, stream.usage.num_cached_tokens
+        last_s = [time.perf_counter() for event in stream if isinstance(event, Delta)][-1]
+        usage = stream.usage
+        assert usage is not None, "a stream that was read to its end has told what it cost"
+        return last_s - started_s, usage.num_cached_tokens, usage.num_accepted_tokens
 
     return ask
 
 
-def over_http(address: str, model: str) -> Ask:
-    """Requests to the gateway, each tenant with its own key; the one token of a reply is its first."""
+def over_http(address: str, model: str, num_tokens: int) -> Ask:
+    """Requests for replies of so many tokens to the gateway, each tenant with its own key."""
     connections = {tenant: http.client.HTTPConnection(address, timeout=HTTP_S) for tenant in TENANTS}
 
-    def ask(tenant: str, prompt: list[int]) -> tuple[float, int]:
-        body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    wanted = {"model": model, "max_tokens": num_tokens, "temperature": 1, "seed": SEED, "ignore_eos": True}
+
+    def ask(tenant: str, prompt: list[int]) -> tuple[float, int, int]:
+        body = {**wanted, "prompt": prompt}
         headers = {"content-type": "application/json", "authorization": f"Bearer {tenant}"}
         connection = connections[tenant]
         connection.close()  # the server closes an idle one after a while
@@ -64,7 +67,9 @@ def over_http(address: str, model: str) -> Ask:
         elapsed_s = time.perf_counter() - started_s
         if answer.status != 200:
             raise AssertionError(f"HTTP {answer.status}: {told}")
-        return elapsed_s, told["usage"]["prompt_tokens_details"]["cached_tokens"]
+        usage = told["usage"]
+        num_drafted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
+        return elapsed_s, usage["prompt_tokens_details"]["cached_tokens"], num_drafted
 
     return ask
 

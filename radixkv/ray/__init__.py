@@ -2,5 +2,6 @@
 
 app           the Serve application, from settings or from the arguments of a `serve deploy` file
 replicas      the actors: a node's cache service, a worker
+numbers       numbers of a node's workers, by which their pools are named
 autoscaling   the number of workers, by the time that prompts wait
 """

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from radixkv.core.errors import UnavailableError
+from radixkv.ray.numbers import ReplicaNumbers
 from radixkv.service.config import ServiceConfig
 from radixkv.service.server import ServiceThread
 from radixkv.worker.run import Worker, WorkerConfig
@@ -37,20 +38,36 @@ _UNMEASURED_TOKENS_PER_S = 1000.0
 
 
 class CacheNode:
-    """The cache service of a node."""
+    """The cache service of a node, which numbers the node's workers."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._service = ServiceThread(config).start()
-        self._used_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._numbers = ReplicaNumbers(_IDLE_S)
+        self._is_ending = False
         threading.Thread(target=self._end_when_idle, name="radixkv-idle", daemon=True).start()
 
-    def use(self) -> None:
-        """Stay for another while. Returns once the service listens."""
-        self._used_s = time.monotonic()
+    def use(self, replica: str, number: int | None = None) -> int:
+        """Stay for another while. Returns the replica's number once the service listens.
+
+        Args:
+            replica: its id.
+            number: the one that it has, if any.
+
+        Raises:
+            UnavailableError: the service is ending.
+        """
+        with self._lock:
+            if self._is_ending:
+                raise UnavailableError("the node's cache service is ending: start the worker again")
+            return self._numbers.use(replica, number, time.monotonic())
 
     def _end_when_idle(self) -> None:
-        while time.monotonic() - self._used_s < _IDLE_S:
+        time.sleep(_IDLE_S)
+        while not self._is_ending:
             time.sleep(_LOOK_S)
+            with self._lock:
+                self._is_ending = self._numbers.are_idle(time.monotonic())
         self._service.stop()
         ray.kill(ray.get_runtime_context().current_actor)
 
@@ -93,8 +110,9 @@ class WorkerReplica:
         host = host or ray.util.get_node_ip_address()
         address = f"{host}:{port}"
         self._service = _node_service(replace(service, addresses=(address,)))
-        ray.get(self._service.use.remote())
-        pool = serve.get_replica_context().replica_id.unique_id
+        self._replica = serve.get_replica_context().replica_id.unique_id
+        self._number: int = ray.get(self._service.use.remote(self._replica))
+        pool = f"worker-{self._number}"
         worker = Worker(replace(config, service=address, listen=f"{host}:0", pool_name=pool, show_progress=False))
         self._worker = worker.__enter__()
 
@@ -104,7 +122,7 @@ class WorkerReplica:
         Raises:
             UnavailableError: it can generate nothing more; Serve starts another.
         """
-        self._service.use.remote()
+        self._service.use.remote(self._replica, self._number)
         if fault := self._worker.fault:
             raise UnavailableError(fault)
 

@@ -3,15 +3,18 @@
     clear ── a row for each pool ──> the book ── Clear, to all pools ──> confirmed: the row is removed; otherwise it is pending
     twice a second: pending rows ── no request of the namespace goes to such a pool ── Clear, again ──> confirmed: as above
 
-Gateways over one database share the book. A row whose pool never comes back goes after `KEPT_S`. A row of a whole service,
-whose pools were not known, stays as long: each pool gets the clear when it is there, and then has a confirmed row.
+Gateways over one database share the book. It names the pools that any of them has met, too, so that one that is away while a
+gateway starts is not forgotten. A row whose pool never comes back goes after `KEPT_S`. A row of a whole service, whose pools
+were not known, stays as long: each pool gets the clear when it is there, and then has a confirmed row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,6 +40,9 @@ ASKED_S = 10.0
 """After so long without a mark, the gateway that wrote a row is gone."""
 
 KEPT_S = 30 * 24 * 3600.0
+MET_S = 24 * 3600.0
+"""How often the book is told that a pool is there."""
+
 MAX_KEPT = 1000
 """Rows of one tenant."""
 
@@ -72,6 +78,7 @@ class Clears:
         self._members = members
         self._run = run
         self._has_rows = True
+        self._met: tuple[Sequence[PoolName], float] = ((), -math.inf)  # pools that the book has, and since when
         self._database: Database | None = None
         self._looking: asyncio.Task[None] | None = None
         self._repeating: asyncio.Task[None] | None = None
@@ -93,8 +100,8 @@ class Clears:
             RadixKVError: a pool refuses it; others may have been cleared.
         """
         assert self._database is not None
-        pools = self._pools.known()
-        asked_s = await self._database.run(lambda connection: _ask(connection, pools, namespaces))
+        known = self._pools.known()
+        pools, asked_s = await self._database.run(lambda connection: _ask(connection, known, namespaces))
         self._has_rows = True
 
         def clear(reader: RemoteReader) -> int:
@@ -131,8 +138,18 @@ class Clears:
         assert self._database is not None
         while True:
             await asyncio.sleep(LOOK_S)
+            await self._note_met()
             if self._has_rows or self._database.is_shared:
                 await self._look_safely()
+
+    async def _note_met(self) -> None:
+        assert self._database is not None
+        known, (met, noted_s) = self._pools.known(), self._met
+        if known == met and time.monotonic() - noted_s < MET_S:
+            return
+        with suppress(RadixKVError):  # the database is away: the next look tries again
+            await self._database.run(lambda connection: _note_met(connection, known))
+            self._met = known, time.monotonic()
 
     async def _look_safely(self) -> None:
         try:
@@ -195,8 +212,21 @@ def _is_due(clear: PendingClear, pool: PoolName, confirmed: Collection[PendingCl
     return clear.pool == pool.pool or (not clear.pool and PendingClear(*pool, clear.namespace) not in confirmed)
 
 
-def _ask(connection: Connection, pools: Iterable[PoolName], namespaces: Collection[str]) -> float:
-    """Write the rows of a clear; returns its time."""
+def _note_met(connection: Connection, pools: Iterable[PoolName]) -> None:
+    connection.execute("DELETE FROM pools WHERE seen_s < epoch_s() - ?", (KEPT_S,))
+    command = (
+        "INSERT INTO pools VALUES (?, ?, epoch_s()) ON CONFLICT (service, pool) DO UPDATE SET seen_s = excluded.seen_s"
+    )
+    connection.executemany(command, [tuple(pool) for pool in pools if pool.pool])
+
+
+def _ask(
+    connection: Connection, known: Collection[PoolName], namespaces: Collection[str]
+) -> tuple[list[PoolName], float]:
+    """Write the rows of a clear for known pools, and for those of their services that the book has; returns both and its time."""
+    services = {pool.service for pool in known}
+    met = (PoolName(*row) for row in connection.execute("SELECT service, pool FROM pools").fetchall())
+    pools = sorted({*known, *(pool for pool in met if pool.service in services)})
     owner = owner_of(next(iter(namespaces)))
     connection.execute("DELETE FROM clears WHERE asked_s < epoch_s() - ?", (KEPT_S,))
     query = "SELECT count(*) FROM clears WHERE owner = ? AND is_pending <> ?"
@@ -213,7 +243,7 @@ def _ask(connection: Connection, pools: Iterable[PoolName], namespaces: Collecti
         "ON CONFLICT (service, pool, namespace) DO UPDATE SET asked_s = excluded.asked_s"
     )
     connection.executemany(command, [(*pool, namespace, owner, now_s) for pool in pools for namespace in namespaces])
-    return float(now_s)
+    return pools, float(now_s)
 
 
 def _settle(connection: Connection, pools: Iterable[PoolName], namespaces: Iterable[str], asked_s: float) -> None:

@@ -319,6 +319,14 @@ CREATE INDEX clears_by_owner ON clears (owner);
 _FLUSHES = """
 ALTER TABLE gateways ADD COLUMN flush TEXT;                -- its last that is in the sums of billing
 """
+_MET_POOLS = """
+CREATE TABLE pools (
+    service TEXT NOT NULL,                     -- address of a cache service
+    pool TEXT NOT NULL,
+    seen_s REAL NOT NULL,                      -- on the database's clock, within a day
+    PRIMARY KEY (service, pool)
+) WITHOUT ROWID;
+"""
 
 STEPS = (
     _RESPONSES,
@@ -333,6 +341,7 @@ STEPS = (
     _BILLING,
     _POOLS,
     _FLUSHES,
+    _MET_POOLS,
 )
 """Migration steps by version; a file of an earlier version is migrated to the latest when opened."""
 

@@ -24,6 +24,7 @@ from free_ports import free_port
 
 from radixkv.cli.commands.cluster import _settings
 from radixkv.cli.program import _parse, main
+from radixkv.client import connect
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.settings import StoreSettings
 from radixkv.worker.run import WorkerConfig
@@ -134,6 +135,13 @@ def test_all_replicas_are_replaced_under_load_and_no_request_fails(cluster: Clus
     assert not before & cluster.pids("ServeReplica:radixkv:Worker")
     assert load.num_answers > 0
     assert not load.failures
+
+
+def test_replicas_that_follow_each_other_have_pools_of_the_same_names(cluster: Cluster) -> None:
+    with connect(f"127.0.0.1:{cluster.settings.port}") as reader:
+        numbers = {int(name.removeprefix("worker-")) for name in reader.stats_all()}
+    assert len(numbers) == 2
+    assert max(numbers) < 6, "two replicas, one killed, two replaced"
 
 
 def test_workers_come_and_go_with_the_backlog_and_no_request_fails(cluster: Cluster) -> None:

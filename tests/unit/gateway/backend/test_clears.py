@@ -107,6 +107,41 @@ def test_a_pool_without_a_worker_is_cleared_when_it_has_one_and_held_back_until_
         asyncio.run(run())
 
 
+def test_a_pool_that_is_away_while_its_gateway_starts_is_not_forgotten(
+    service: ServiceThread, state: Path | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (address,) = service.addresses
+    away, gone = PendingClear(address, "away", "red"), "127.0.0.1:1"
+
+    async def noted(each: Gateway) -> set[tuple[str, str]]:
+        return {(row[0], row[1]) for row in await each.database.run(read_met)}
+
+    def read_met(connection: Any) -> list[Any]:
+        return list(connection.execute("SELECT service, pool FROM pools").fetchall())
+
+    async def run() -> None:
+        met = {address: ["here"], gone: ["away"]}
+        async with gateway(state, met) as each:
+            await until(lambda: each.clears._met[0])
+            met[address] = ["away", "here"]
+            await until(lambda: len(each.clears._met[0]) == 3)
+            assert await noted(each) == {(address, "away"), (address, "here"), (gone, "away")}
+        async with gateway(state, {address: ["here"]}) as each:
+            cleared = await each.clears.clear(["red"])
+            assert cleared.pending == [PoolName(address, "away")], "the gateway has this service alone"
+            assert each.held == {away}
+            with stored(service, "away") as holder:
+                await until(lambda: not each.held)
+                assert holder.match(TOKENS, namespace="red").num_tokens == 0
+            monkeypatch.setattr(module, "KEPT_S", 0.0)
+            each.clears._met = ([], 0.0)
+            await until(lambda: each.clears._met[0])
+            assert await noted(each) == {(address, "here")}
+
+    with stored(service, "here"):
+        asyncio.run(run())
+
+
 def test_each_pool_of_a_service_that_had_not_answered_is_cleared_when_it_is_there(
     service: ServiceThread, state: Path | str
 ) -> None:
@@ -180,8 +215,8 @@ def test_what_was_asked_again_meanwhile_is_not_ended_by_the_earlier_answer(tmp_p
 
     async def run() -> None:
         with Database(tmp_path / "state") as database:
-            earlier = await database.run(lambda c: module._ask(c, [pool], ["red"]))
-            later = await database.run(lambda c: module._ask(c, [pool], ["red"]))
+            _, earlier = await database.run(lambda c: module._ask(c, [pool], ["red"]))
+            _, later = await database.run(lambda c: module._ask(c, [pool], ["red"]))
             await database.run(lambda c: module._settle(c, [pool], ["red"], earlier))
             assert [row[:3] for row in await database.run(module._read)] == [(*pool, "red")]
             await database.run(lambda c: module._settle(c, [pool], ["red"], later))
