@@ -132,7 +132,10 @@ def judge(way: str, pairs: list[Pair], made: Report) -> tuple[str, ...]:
         "difference_interval_s": [low, high],
         "farthest_of_gap": farthest,
         "pairs_for_half_width": round(needed),
-        **{name: sum(getattr(pair, name) for pair in pairs) for name in ("known_drafted", "fresh_drafted", "own_drafted")},
+        **{
+            name: sum(getattr(pair, name) for pair in pairs)
+            for name in ("known_drafted", "fresh_drafted", "own_drafted")
+        },
         "pairs": pairs,
     }
     made.bars += [
@@ -154,14 +157,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, help=f"each way (default: {FULL_PAIRS})")
     parser.add_argument("--replies", action="store_true", help="long replies, which drafts shorten")
     parser.add_argument(
-        "--prompt-tokens", type=int, help=f"length of a prompt (default: {PROMPT_TOKENS}, with --replies {SHORT_TOKENS})"
+        "--prompt-tokens",
+        type=int,
+        help=f"length of a prompt (default: {PROMPT_TOKENS}, with --replies {SHORT_TOKENS})",
     )
     parser.add_argument("--model", default="default", help="Hugging Face id or folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--dtype", default="auto", help="as of radixkv worker (default: auto)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and order (default: 0)")
-    parser.add_argument(
-        "--json", type=Path, help="where to write (default: in bench/results on a full run)"
-    )
+    parser.add_argument("--json", type=Path, help="where to write (default: in bench/results on a full run)")
     return parser.parse_args(arguments)
 
 

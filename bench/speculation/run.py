@@ -9,6 +9,7 @@ draws in a batch.
     python -m bench.speculation            a quarter of an hour on one core
     python -m bench.speculation --quick    a few requests of each load; judges nothing
     python -m bench.speculation --batch 8  so many at once
+    python -m bench.speculation --batch 8 --newcomers    the first tokens of new prompts meanwhile
     python -m bench.speculation --fixed 1 2 4 8 16    also with drafts of always so many tokens
 """
 
@@ -30,6 +31,7 @@ from bench.common.conversations import default_workloads
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser, percentile
 from bench.serving.material import Material, WorkloadMissingError
 from bench.speculation.loads import LEAST_GAIN, SEED, Load, loads, unlike_prompts
+from bench.speculation.newcomers import COLUMNS, measure_newcomers
 from radixkv import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
@@ -190,6 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=1, help="requests at once (default: %(default)s)")
     parser.add_argument("--draft-tokens", type=int, default=16, help="as of a worker (default: %(default)s)")
     parser.add_argument("--fixed", type=int, nargs="*", default=[], help="also with drafts of always so many tokens")
+    parser.add_argument("--newcomers", action="store_true", help="first tokens of new prompts beside the batch instead")
     parser.add_argument("--loads", nargs="*", choices=LEAST_GAIN, help="loads to run (default: all)")
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -220,17 +223,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             await_rest()
             for load in loads(Material(options.workloads), text, options.requests or num, num_tokens):
                 if not options.loads or load.name in options.loads:
-                    rows.append(measure(report, load, engines, options.batch))
+                    how = measure_newcomers if options.newcomers else measure
+                    rows.append(how(report, load, engines, options.batch))
                     print("  ".join(rows[-1]), file=sys.stderr, flush=True)
     except WorkloadMissingError as error:
         print(f"skipped: {error}", file=sys.stderr)
         return 2
     columns = (
-        *("load", "tokens", "alike", "plain, tokens/s", "drafted", "gain", "a step", "guesses drawn", "drafting"),
-        *("p99 between two tokens, ms", "of the best fixed"),
+        COLUMNS
+        if options.newcomers
+        else (
+            *("load", "tokens", "alike", "plain, tokens/s", "drafted", "gain", "a step", "guesses drawn", "drafting"),
+            *("p99 between two tokens, ms", "of the best fixed"),
+        )
     )
     report.tables.append(Table(f"{options.batch} at once, {options.threads} thread(s)", columns, rows))
-    is_kept = not (options.quick or options.loads or options.requests) and options.batch == 1
+    is_kept = not (options.quick or options.loads or options.requests or options.newcomers) and options.batch == 1
     return report.finish(
         options.json or (RESULTS_DIR / "speculation.json" if is_kept else None), is_quick=options.quick
     )

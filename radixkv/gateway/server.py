@@ -111,7 +111,8 @@ class GatewayServer:
             self._thread.join(_GRACE_S)
             if self.app.state.failure is not None:
                 raise self.app.state.failure
-            raise UnavailableError(f"the gateway did not start: {self._failure!r}")
+            why = f"it was not ready within {_START_S:.0f} s" if self._failure is None else repr(self._failure)
+            raise UnavailableError(f"the gateway did not start: {why}")
         return self
 
     def __exit__(self, *_: object) -> None:
