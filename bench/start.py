@@ -65,7 +65,7 @@ def start(cache: Path, arguments: Sequence[str]) -> Start:
             sys.executable,
             "-P",
             "-m",
-            "radixkv.cli",
+            "radixkv",
             "up",
             "--no-chat",
             "--http",

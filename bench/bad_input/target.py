@@ -175,7 +175,7 @@ def running_target() -> Iterator[tuple[Target, Victim]]:
         log = Path(folder) / "stderr"
         flags = ["--listen", "127.0.0.1:0", "--service-listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--no-chat"]
         flags += ["--model", save_byte_model(Path(folder) / "model"), "--dtype", "float32", "--state", "none"]
-        command = [sys.executable, "-P", "-m", "radixkv.cli", "up", *flags, "--num-blocks", str(NUM_BLOCKS)]
+        command = [sys.executable, "-P", "-m", "radixkv", "up", *flags, "--num-blocks", str(NUM_BLOCKS)]
         with log.open("w") as errors:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         stack.callback(_stop, process)

@@ -38,7 +38,7 @@ _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chr
 def running_site(*flags: str) -> Iterator[str]:
     """Run a complete radixkv in a separate process, with further flags of `radixkv up`; the address of its pages."""
     with tempfile.TemporaryDirectory(prefix="radixkv-pictures-") as folder:
-        command = [sys.executable, "-m", "radixkv.cli", "up", "--no-chat", "--http", "127.0.0.1:0", "--state", "none"]
+        command = [sys.executable, "-m", "radixkv", "up", "--no-chat", "--http", "127.0.0.1:0", "--state", "none"]
         command += ["--listen", f"unix:{folder}/worker", "--service-listen", f"unix:{folder}/service", *flags]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None

@@ -165,7 +165,7 @@ def running(*arguments: str, num_threads: int | None = None) -> Iterator[int]:
     Raises:
         RuntimeError: it ended before it was ready; its output is above.
     """
-    command = [sys.executable, "-P", "-m", "radixkv.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "radixkv", *arguments]
     environment = os.environ | ({"OMP_NUM_THREADS": str(num_threads)} if num_threads else {})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:

@@ -32,7 +32,7 @@ def main() -> None:
     time.time_ns = lambda: true.time_ns() + offset_s * 1_000_000_000
     for name in GRPC:
         vars(import_module(name))["time"] = true
-    runpy.run_module("radixkv.cli", run_name="__main__", alter_sys=True)
+    runpy.run_module("radixkv", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ START_S = 120.0
 STOP_S = 60.0
 _RESTART_S = 0.1
 _LOOK_S = 0.02
-_CLI = (sys.executable, "-P", "-m", "radixkv.cli")
+_CLI = (sys.executable, "-P", "-m", "radixkv")
 _READY = "Ctrl-C stops it"
 BLOCK_SIZE = 16
 

@@ -15,7 +15,7 @@ from batch_calls import body_of, jsonl, line
 from chat_stack import Stack, chat_stack
 from waiting import wait_until
 
-COMMAND = (sys.executable, "-m", "radixkv.cli", "batch")
+COMMAND = (sys.executable, "-m", "radixkv", "batch")
 
 
 @pytest.fixture(scope="module")

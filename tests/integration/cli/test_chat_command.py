@@ -27,7 +27,7 @@ OPTIONS = ChatOptions(SamplingParams(temperature=0, max_tokens=24))
 
 def chat(state: Path, model: str, *lines: str, gateway: str | None = None) -> str:
     """What a chat prints that is typed these lines."""
-    command = [sys.executable, "-m", "radixkv.cli", "chat", "--model", model, "--num-blocks", "64"]
+    command = [sys.executable, "-m", "radixkv", "chat", "--model", model, "--num-blocks", "64"]
     command += ["--gateway", gateway] if gateway else []
     finished = subprocess.run(
         [*command, "--temperature", "0", "--max-tokens", "12"],

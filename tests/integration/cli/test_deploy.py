@@ -91,7 +91,7 @@ def test_the_service_of_the_unit_runs_as_an_ordinary_user_and_ends_well(
             word.replace("/run/radixkv", str(folder)) for word in exec_start(FOLDER / "radixkv-service.service")
         ]
         process = subprocess.Popen(
-            [*python, "-m", "radixkv.cli", *arguments[1:]],
+            [*python, "-m", "radixkv", *arguments[1:]],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

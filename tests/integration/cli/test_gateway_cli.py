@@ -25,7 +25,7 @@ from radixkv.net.signals import EXIT_INTERRUPTED
 
 pytestmark = pytest.mark.thorough
 
-COMMAND = [sys.executable, "-m", "radixkv.cli"]
+COMMAND = [sys.executable, "-m", "radixkv"]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 

@@ -32,7 +32,7 @@ def free_address() -> str:
 @contextmanager
 def running(*command: str) -> Iterator[list[str]]:
     """A command that has said that it is up; what it said. It must stop by itself when told to."""
-    program = [sys.executable, "-m", "radixkv.cli", *command]
+    program = [sys.executable, "-m", "radixkv", *command]
     with subprocess.Popen(
         program, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     ) as process:
@@ -95,7 +95,7 @@ def test_an_address_in_use_is_refused_by_name(command: str, tmp_path: Path, defa
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         finished = subprocess.run(
-            [sys.executable, "-m", "radixkv.cli", command, "--metrics", address]
+            [sys.executable, "-m", "radixkv", command, "--metrics", address]
             + (["--listen", f"unix:{tmp_path}/service"] if command == "serve" else ["--model", default_model]),
             capture_output=True,
             text=True,

@@ -116,7 +116,7 @@ def test_ctrl_c_does_what_it_did_before_once_a_server_has_started() -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_service_ends_with_0_although_somebody_follows_its_events(number: signal.Signals, tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/service"
-    with running("-m", "radixkv.cli", "serve", "--listen", address, "--drain", "5") as process, connect(address) as eye:
+    with running("-m", "radixkv", "serve", "--listen", address, "--drain", "5") as process, connect(address) as eye:
         assert process.stdout is not None
         assert "Ctrl-C stops it" in process.stdout.readline()
         assert eye.stats_all() == {}

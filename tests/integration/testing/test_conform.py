@@ -73,7 +73,7 @@ def test_our_worker_passes_and_its_blocks_agree(tmp_path: Path) -> None:
     model = save_byte_model(tmp_path / "model")
     address = f"127.0.0.1:{free_port()}"
     pool = ("--num-blocks", "48", "--block-size", "16", "--device", "cpu", "--dtype", "float32")
-    worker = (sys.executable, "-P", "-m", "radixkv.cli", "worker", "--service", "{address}", "--listen", address)
+    worker = (sys.executable, "-P", "-m", "radixkv", "worker", "--service", "{address}", "--listen", address)
     status, report = conform("--worker", address, "--ttl", "30", "--", *worker, "--model", str(model), *pool)
     assert not report["breaches"]
     assert status == 0

@@ -309,7 +309,7 @@ def test_an_endpoint_that_cannot_be_bound_is_refused_by_name() -> None:
 def test_serve_publishes_what_its_flags_say(tmp_path: Path, context: zmq.Context[Any]) -> None:
     events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
     flags = ["--kv-events-endpoint", events, "--kv-events-replay-endpoint", replay, "--kv-events-topic", "kv"]
-    command = [sys.executable, "-m", "radixkv.cli", "serve", "--listen", f"unix:{tmp_path}/s", *flags]
+    command = [sys.executable, "-m", "radixkv", "serve", "--listen", f"unix:{tmp_path}/s", *flags]
     with subprocess.Popen([*command, "--kv-events-pool", "mine"], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         said = server.stdout.readline() + server.stdout.readline()

@@ -224,7 +224,7 @@ def test_a_rank_ends_with_rank_0_while_it_waits_for_the_group(number: signal.Sig
     assert number == signal.SIGINT or not Path(folder).exists()
 
 
-WORKER = (sys.executable, "-P", "-m", "radixkv.cli", "worker", "--tensor-parallel", "2", "--num-blocks", "64")
+WORKER = (sys.executable, "-P", "-m", "radixkv", "worker", "--tensor-parallel", "2", "--num-blocks", "64")
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:

@@ -27,7 +27,7 @@ from radixkv.gateway.api.jobs.batches import Batch, BatchStore
 from radixkv.gateway.config import GatewayConfig
 from radixkv.worker.server import GenerationServer
 
-COMMAND = (sys.executable, "-m", "radixkv.cli", "gateway")
+COMMAND = (sys.executable, "-m", "radixkv", "gateway")
 NUM_REQUESTS = 60
 
 

@@ -1,6 +1,0 @@
-"""`python -m radixkv.cli`, where the script `radixkv` is not on the path."""
-
-from radixkv.cli.program import run
-
-if __name__ == "__main__":
-    run()
