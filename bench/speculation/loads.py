@@ -7,6 +7,7 @@ chat          first turns of MT-Bench
 again         the same chats once more
 drawn         the same chats at temperature 0.8, with seeds
 random        prompts of random tokens, replies at a temperature at which nothing repeats
+mixed         requests of all these in turns, for batches
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ __all__ = ["LEAST_GAIN", "SEED", "Load", "loads", "unlike_prompts"]
 
 SEED = 1
 LONGEST_PROMPT = 2048
-LEAST_GAIN = {"few-shot": 2.0, "agent": 1.8, "code": 1.1, "chat": 1.2, "again": 3.5, "drawn": 1.0, "random": 0.98}
+LEAST_GAIN = {
+    "few-shot": 2.0,
+    "agent": 1.8,
+    "code": 1.1,
+    "chat": 1.2,
+    "again": 3.5,
+    "drawn": 1.0,
+    "random": 0.98,
+    "mixed": 1.0,
+}
 """Of a single chat: tokens per second over those without speculation."""
 
 
@@ -38,6 +48,14 @@ class Load(NamedTuple):
 
 def loads(material: Material, text: ChatText, num: int, num_tokens: int) -> Iterator[Load]:
     """All loads of `num` requests, in the order in which they are run."""
+    made = []
+    for load in _pure_loads(material, text, num, num_tokens):
+        made.append(load.asked)
+        yield load
+    yield Load("mixed", [one for turn in zip(*made, strict=False) for one in turn][:num])
+
+
+def _pure_loads(material: Material, text: ChatText, num: int, num_tokens: int) -> Iterator[Load]:
     greedy = SamplingParams(max_tokens=num_tokens, temperature=0)
 
     def asked(prompts: Sequence[Sequence[int]], sampling: SamplingParams = greedy) -> list[GenerateParams]:

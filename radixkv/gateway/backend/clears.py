@@ -223,7 +223,7 @@ def _note_met(connection: Connection, pools: Iterable[PoolName]) -> None:
 def _ask(
     connection: Connection, known: Collection[PoolName], namespaces: Collection[str]
 ) -> tuple[list[PoolName], float]:
-    """Write the rows of a clear for known pools, and for those of their services that the book has; returns both and its time."""
+    """Write the rows of a clear for known pools and those of their services that the book has; returns both and its time."""
     services = {pool.service for pool in known}
     met = (PoolName(*row) for row in connection.execute("SELECT service, pool FROM pools").fetchall())
     pools = sorted({*known, *(pool for pool in met if pool.service in services)})
