@@ -20,7 +20,7 @@ slow changes of the machine affect a pair; and the worker computes on one core, 
 clients have another.
 
     python -m bench.isolation             600 pairs each way, prompts of 256 tokens (half an hour on two quiet cores)
-    python -m bench.isolation --replies   600 pairs each way, prompts of 32 tokens, replies of 64
+    python -m bench.isolation --replies   600 pairs each way, prompts and replies of 32 tokens
     python -m bench.isolation --quick     3 pairs, a smoke test
 
 With `--neighbour` the question is another: does a tenant's first token come late because of another tenant, possibly a hostile
@@ -51,7 +51,7 @@ __all__ = ["interval", "main", "trimmed_mean"]
 
 FULL_PAIRS, QUICK_PAIRS = 600, 3
 PROMPT_TOKENS = 256
-SHORT_TOKENS, REPLY_TOKENS = 32, 64
+SHORT_TOKENS, REPLY_TOKENS = 32, 32
 """Of prompts and replies, with `--replies`."""
 BOUND = 0.01
 TRIMMED = 0.2

@@ -28,7 +28,9 @@ class ReplicaNumbers:
     def use(self, replica: str, number: int | None, now_s: float) -> int:
         """Returns a replica's number: the one that it says it has, or if it has none the lowest that is free."""
         if number is None:
-            taken = {each for each, use in self._uses.items() if use.replica != replica and not self._is_idle(use, now_s)}
+            taken = {
+                each for each, use in self._uses.items() if use.replica != replica and not self._is_idle(use, now_s)
+            }
             number = next(each for each in count() if each not in taken)
         self._uses[number] = _Use(replica, now_s)
         return number

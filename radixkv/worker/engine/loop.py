@@ -188,6 +188,8 @@ class EngineLoop:
         """Add a generation whose prompt is set: queued, or forked from its origin if that still runs."""
         self.generations[generation.generation_id] = generation
         self._closed_loop.came(generation.submitted_s)
+        if self._drafter:
+            self._drafter.came(generation.submitted_s)
         self.meter.accepted(-1, -num_tokens(generation.prompt))
         if generation.terms.deadline_s < math.inf:
             heappush(self._deadlines, (generation.terms.deadline_s, generation.arrival, generation))
@@ -302,11 +304,16 @@ class EngineLoop:
         rows = self._in_windows(self._scheduler.plan_batch())
         if rows:
             self._batch_start_s = self._clock()
+            has_drafts = False
             if self._drafter:
-                self._drafter.plan(rows, self._max_batch_tokens)
-            may_give_up = not self._has_given_up and not self._overlaps and self._scheduler.are_background(rows)
+                self._drafter.plan(rows, self._max_batch_tokens, self._batch_start_s)
+                has_drafts = self._drafter.has_drafted
+            gives_way = has_drafts or self._scheduler.are_background(rows)
+            may_give_up = gives_way and not self._has_given_up and not self._overlaps
             self._has_given_up = not self._batch_step.launch(rows, self.has_arrival if may_give_up else None)
             if self._has_given_up:
+                if self._drafter:
+                    self._drafter.given_up()
                 return rows
             if self.stored:
                 self.stored.ran(rows)

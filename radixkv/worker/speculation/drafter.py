@@ -2,9 +2,11 @@
 
     plan       for each decode the most promising draft; of all drafted tokens as many as pay for the whole batch
     finished   what came true is learned, and how long the step took
+    given_up   a request came meanwhile: the step counts as not run
     ended      the reply is a source for later ones
 
-A draft lies in the room that its branch has. Nothing is drafted next to a prompt's positions, so that no first token is later.
+A draft lies in the room that its branch has. Nothing is drafted next to a prompt's positions, and a step with drafts is given up
+for a request that comes, so that no first token is later.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from radixkv.generation.stats import EngineCounters
 from radixkv.worker.generations.branch import Branch
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.batch import Row
-from radixkv.worker.speculation.estimates import Acceptance, StepTime
+from radixkv.worker.speculation.estimates import Acceptance, Arrivals, StepTime
 from radixkv.worker.speculation.settings import SpeculationSettings
 from radixkv.worker.speculation.sources import Draft, DraftSource, OwnText, Predictions, RecentReplies
 
@@ -79,6 +81,8 @@ class Drafter:
         ours = (Predictions(part), OwnText(part), RecentReplies(2 * part))
         self._sources: Sequence[DraftSource] = ours if sources is None else sources
         self._time = StepTime()
+        self._arrivals = Arrivals()
+        self._arrivals_per_s = 0.0
         self._acceptance: dict[str, Acceptance] = {}  # by owner, the latest last: none learns from another's replies
         self._found: list[_Found] = []
         self._rows: Sequence[Row] = ()
@@ -87,17 +91,36 @@ class Drafter:
         self._clock = clock
         self._planned_s = 0.0
 
-    def plan(self, rows: Sequence[Row], max_positions: int) -> None:
-        """Set the drafts of the rows' branches; the batch has at most `max_positions` with them. O(rows · sources)."""
+    def came(self, now_s: float) -> None:
+        """A request came."""
+        self._arrivals.came(now_s)
+
+    def plan(self, rows: Sequence[Row], max_positions: int, now_s: float = 0.0) -> None:
+        """Set the drafts of the rows' branches; the batch has at most `max_positions` with them. O(rows · sources).
+
+        Args:
+            now_s: on the clock of `came`.
+        """
         began_s = self._clock()
+        self._arrivals_per_s = self._arrivals.per_s(now_s)
         self._plan(rows, max_positions)
         self._planned_s = self._clock()
         self._counters.draft_s += self._planned_s - began_s
 
-    def _plan(self, rows: Sequence[Row], max_positions: int) -> None:
-        for found in self._found:  # of a batch whose sequences were lost
+    @property
+    def has_drafted(self) -> bool:
+        """Whether the planned rows have any draft."""
+        return any(found.branch.draft for found in self._found)
+
+    def given_up(self) -> None:
+        """The planned rows have not run, or have lost their sequences."""
+        for found in self._found:
             found.branch.draft = ()
-        self._rows, self._found = rows, []
+        self._rows, self._found = (), []
+
+    def _plan(self, rows: Sequence[Row], max_positions: int) -> None:
+        self.given_up()
+        self._rows = rows
         if any(row.branch.is_prefilling for row in rows):
             return
         sharing = self._sharing(rows)
@@ -196,7 +219,7 @@ class Drafter:
         """How many tokens of each found draft are run. O(tokens · log).
 
         The product of the branches' expected tokens per second is made greatest: those without a draft are not slowed down
-        for the others.
+        for the others. None of them come if a request does meanwhile, which gives up the step.
         """
         if self._settings.always:
             return self._all_of(budget)
@@ -211,7 +234,12 @@ class Drafter:
         num_rows = len(self._rows)
         worths = list(accumulate((-gain for gain, _, _ in gains), initial=0.0))
         seconds = self._time.expected_s(num_rows, num_rows + len(gains), _context(self._rows))
-        best = max(range(len(worths)), key=lambda number: worths[number] - num_rows * log(seconds[number]))
+
+        def worth(number: int) -> float:
+            chance = self._arrivals_per_s * seconds[number] if number else 0.0
+            return worths[number] - num_rows * (log(seconds[number]) + chance)
+
+        best = max(range(len(worths)), key=worth)
         best = max(best, self._trial(gains))
         numbers = [0] * len(self._found)
         for _, _, index in gains[:best]:

@@ -1,7 +1,8 @@
-"""The worth of a draft: the chance that its tokens are drawn, and the time of a step with them. Both are learned while running.
+"""The worth of a draft: the chance that its tokens are drawn, and the time of a step with them. All is learned while running.
 
-chance    of a source, a length of match, how far places agree, and a depth, given all tokens before it
-time      a + b n + c max(0, n - 2) + d max(0, n - 4) + e n context, of n positions; weights by recursive least squares
+chance     of a source, a length of match, how far places agree, and a depth, given all tokens before it
+time       a + b n + c max(0, n - 2) + d max(0, n - 4) + e n context, of n positions; weights by recursive least squares
+arrivals   requests per second, lately: each gives up a step with drafts that is under way
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
+from math import exp, inf
 
 from radixkv.worker.speculation.sources import Agreement, Draft, Source
 
-__all__ = ["Acceptance", "StepTime"]
+__all__ = ["Acceptance", "Arrivals", "StepTime"]
 
 _DEPTH_BUCKETS = (0, 1, 2, 2, 3, 3, 3, 3, 4)
 """Of a token's place in its draft; deeper ones are of the last."""
@@ -23,6 +25,8 @@ _FORGETTING = 256
 """Trials at which those so far count half."""
 _PRIOR_TRIALS = 4.0
 _FIRST_CHANCE = 0.5
+_ARRIVALS_S = 10.0
+"""Requests that came so long ago count a third."""
 _HARDLY = 0.01
 """Chance below which no further token of a draft can pay."""
 
@@ -111,6 +115,22 @@ _MOST_APART = 0.5
 """Of a step's expected time, the most that a measurement may be off it: another program's turn is no property of steps."""
 _MANY_ALIKE, _ONE_IN = 16, 8
 """After so many steps of one size, one in so many is learned from."""
+
+
+class Arrivals:
+    """How many requests come per second, those of the last seconds above all. O(1)."""
+
+    def __init__(self) -> None:
+        self._per_s = 0.0
+        self._at_s = -inf
+
+    def came(self, now_s: float) -> None:
+        """A request came."""
+        self._per_s, self._at_s = self.per_s(now_s) + 1 / _ARRIVALS_S, now_s
+
+    def per_s(self, now_s: float) -> float:
+        """The rate of now."""
+        return self._per_s * exp(min(0.0, self._at_s - now_s) / _ARRIVALS_S)
 
 
 class StepTime:

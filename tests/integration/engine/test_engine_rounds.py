@@ -128,6 +128,25 @@ def test_a_batch_of_the_background_is_given_up_for_a_request_but_not_twice_in_a_
     assert desk.loop.stats().num_computed_tokens == 3 + 19
 
 
+def test_a_batch_with_drafts_is_given_up_for_a_request_but_not_twice_in_a_row() -> None:
+    prompt = [1, 2, 3]
+    reply = generate(prompt, 20)
+    source = LyingSource(lambda branch: reply[len(branch.tokens) - 3 :][:4], 0.0, 1)
+    settings = SpeculationSettings(always=True)
+    desk = Desk(PrefixCache(64, 8), HashRunner(64, 8), SchedulerLimits(), speculation=settings, sources=[source])
+    chat = desk.put(prompt, greedy(20))
+    desk.loop.run()
+    desk.loop.has_arrival.value = 1  # and stays so: requests come faster than a batch runs
+    rounds = []
+    while desk.loop.generations:
+        num_before = len(desk.runner.rows)
+        assert desk.loop.run(), "it sleeps, and no message will come"
+        rounds.append([end - start for start, end in desk.runner.rows[num_before:]])
+    assert rounds[:6] == [[], [5], [], [5], [], [5]]
+    assert take(chat) == {0: reply}
+    assert desk.loop.stats().accepted_tokens == {"own": 15}
+
+
 def test_a_batch_of_the_background_that_a_request_waits_for_is_not_given_up() -> None:
     desk = Desk(PrefixCache(64, 8), HashRunner(64, 8), SchedulerLimits(max_batch_tokens=8, chunk_tokens=8))
     prompt = [1, 2, 3, 4] * 12

@@ -322,3 +322,45 @@ def test_what_comes_of_a_tenant_s_drafts_changes_no_other_tenant_s() -> None:
     assert drafted(branches["first"]) > 0
     assert [drafted(branches["liar"]) for _ in range(300)][-20:] == [0] * 20
     assert drafted(branches["other"]) > 0
+
+
+def test_the_more_requests_come_the_less_is_drafted_since_each_gives_up_a_step() -> None:
+    now_s = 0.0
+    drafter = a_drafter(LyingSource(lambda _branch: [4] * 16, 0.0, 50), clock=lambda: now_s)
+    branches = [a_branch([1], [2, 3], name=str(number)) for number in range(8)]
+
+    def step(wall_s: float) -> int:
+        nonlocal now_s
+        for branch in branches:
+            branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 100_000, len(branch.tokens) - 1
+        drafter.plan([Row(branch, len(branch.tokens) - 1, len(branch.tokens)) for branch in branches], 320, wall_s)
+        num_drafted = sum(len(branch.draft) for branch in branches)
+        assert drafter.has_drafted == (num_drafted > 0)
+        now_s += 0.03 + 0.002 * num_drafted
+        for branch in branches:
+            branch.tokens.extend([4] * (1 + len(branch.draft)))
+        drafter.finished()
+        return num_drafted
+
+    alone = [step(0.0) for _ in range(200)][-1]
+    assert alone == 8 * 16
+    drafter.came(0.0)
+    assert step(0.0) == alone, "one request in ten seconds is no reason"
+    drafted = []
+    for number in range(200):
+        drafter.came(0.1 * number)
+        drafted.append(step(0.1 * number))
+    assert max(drafted[100:]) < alone / 2
+    assert max(step(100.0) for _ in range(32)) == alone, "it has been quiet for long"
+
+
+def test_a_step_that_was_given_up_leaves_no_draft_and_teaches_nothing() -> None:
+    drafter = a_drafter(LyingSource(lambda _branch: [4, 4], 0.0, 50), SpeculationSettings(always=True))
+    branch = a_branch([1], [2, 3])
+    branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
+    drafter.plan([Row(branch, 2, 3)], 320)
+    assert drafter.has_drafted
+    drafter.given_up()
+    assert not drafter.has_drafted
+    assert list(branch.draft) == []
+    assert drafter._counters.drafted_tokens == {}
