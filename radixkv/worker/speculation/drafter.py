@@ -5,8 +5,8 @@
     given_up   a request came meanwhile: the step counts as not run
     ended      the reply is a source for later ones
 
-A draft lies in the room that its branch has. Nothing is drafted next to a prompt's positions, and a step with drafts is given up
-for a request that comes, so that no first token is later.
+A draft lies in the room that its branch has. Nothing is drafted next to a prompt's positions, and a request that comes ends a
+step with drafts, so that no first token is later.
 """
 
 from __future__ import annotations
