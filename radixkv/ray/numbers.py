@@ -12,7 +12,7 @@ __all__ = ["ReplicaNumbers"]
 
 
 class _Use(NamedTuple):
-    """The replica that has a number, and when it said so last."""
+    """The replica that has a number, and when it reported it last."""
 
     replica: str
     at_s: float
@@ -26,7 +26,7 @@ class ReplicaNumbers:
         self._uses: dict[int, _Use] = {}
 
     def use(self, replica: str, number: int | None, now_s: float) -> int:
-        """Returns a replica's number: the one that it says it has, or if it has none the lowest that is free."""
+        """Returns a replica's number: the one that it reports, or if it has none the lowest that is free."""
         if number is None:
             taken = {
                 each for each, use in self._uses.items() if use.replica != replica and not self._is_idle(use, now_s)

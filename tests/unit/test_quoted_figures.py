@@ -64,7 +64,6 @@ FURTHER = {
     "peers": ["speculation_peers.json"],
     "recorded": ["speculation_recorded.json"],
     "serving": ["serving_workers.json"],
-    "tiers": ["tiers_second_worker.json"],
 }
 
 

@@ -41,7 +41,7 @@ ASKED_S = 10.0
 
 KEPT_S = 30 * 24 * 3600.0
 MET_S = 24 * 3600.0
-"""How often the book is told that a pool is there."""
+"""How often the book notes that a pool is there."""
 
 MAX_KEPT = 1000
 """Rows of one tenant."""
