@@ -74,7 +74,8 @@ def test_a_holder_and_a_service_of_two_releases_go_on_over_a_restart(
     is_holder_earlier: bool, earlier: Path, tmp_path: Path
 ) -> None:
     holders, services = (earlier, ROOT) if is_holder_earlier else (ROOT, earlier)
-    serving = ("-c", "from radixkv.cli import run; run()", "serve", "--listen", f"unix:{tmp_path}/cache")
+    command = "radixkv" if is_holder_earlier else "radixkv.cli"
+    serving = ("-m", command, "serve", "--listen", f"unix:{tmp_path}/cache")
     with program(services, *serving) as service:
         assert "radixkv cache service" in line(service)
         with program(holders, "-c", HOLDER, f"unix:{tmp_path}/cache") as holder:
