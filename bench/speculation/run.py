@@ -192,7 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=1, help="requests at once (default: %(default)s)")
     parser.add_argument("--draft-tokens", type=int, default=16, help="as of a worker (default: %(default)s)")
     parser.add_argument("--fixed", type=int, nargs="*", default=[], help="also with drafts of always so many tokens")
-    parser.add_argument("--newcomers", action="store_true", help="first tokens of new prompts next to the batch instead")
+    parser.add_argument(
+        "--newcomers", action="store_true", help="first tokens of new prompts next to the batch instead"
+    )
     parser.add_argument("--loads", nargs="*", choices=LEAST_GAIN, help="loads to run (default: all)")
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument("--json", type=Path, help="file for the figures")
