@@ -44,7 +44,7 @@ from radixkv.core.errors import (
     UnavailableError,
 )
 from radixkv.core.tokens import num_tokens
-from radixkv.generation.request import UnknownGenerationError
+from radixkv.generation.request import BACKGROUND_PRIORITY, UnknownGenerationError
 from radixkv.generation.stats import EngineCounters, EngineStats
 from radixkv.generation.verification import Verification
 from radixkv.util.pace import Pace
@@ -188,7 +188,7 @@ class EngineLoop:
         """Add a generation whose prompt is set: queued, or forked from its origin if that still runs."""
         self.generations[generation.generation_id] = generation
         self._closed_loop.came(generation.submitted_s)
-        if self._drafter:
+        if self._drafter and generation.terms.priority != BACKGROUND_PRIORITY:
             self._drafter.came(generation.submitted_s)
         self.meter.accepted(-1, -num_tokens(generation.prompt))
         if generation.terms.deadline_s < math.inf:

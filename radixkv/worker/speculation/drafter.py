@@ -92,7 +92,7 @@ class Drafter:
         self._planned_s = 0.0
 
     def came(self, now_s: float) -> None:
-        """A request came."""
+        """A request came that gives up a step with drafts."""
         self._arrivals.came(now_s)
 
     def plan(self, rows: Sequence[Row], max_positions: int, now_s: float = 0.0) -> None:

@@ -147,6 +147,15 @@ def test_a_batch_with_drafts_is_given_up_for_a_request_but_not_twice_in_a_row() 
     assert desk.loop.stats().accepted_tokens == {"own": 15}
 
 
+@pytest.mark.parametrize(("priority", "num_counted"), [(0, 1), (BACKGROUND_PRIORITY, 0)])
+def test_requests_of_the_background_give_up_no_step_and_make_no_drafts_fewer(priority: int, num_counted: int) -> None:
+    desk = Desk(PrefixCache(64, 8), HashRunner(64, 8), SchedulerLimits(), speculation=SpeculationSettings())
+    desk.put([1, 2, 3], greedy(2), priority=priority)
+    drafter = desk.loop._drafter
+    assert drafter is not None
+    assert (drafter._arrivals.per_s(0.0) > 0) == num_counted
+
+
 def test_a_batch_of_the_background_that_a_request_waits_for_is_not_given_up() -> None:
     desk = Desk(PrefixCache(64, 8), HashRunner(64, 8), SchedulerLimits(max_batch_tokens=8, chunk_tokens=8))
     prompt = [1, 2, 3, 4] * 12
