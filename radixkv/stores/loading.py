@@ -38,13 +38,10 @@ _ROW_WAIT_S = 0.1
 
 
 class Landed(NamedTuple):
-    """A block of a load that has come: `place` among its names."""
+    """A block of a load that has come: `place` among its names. `row`: None where it has been copied out of it."""
 
     place: int
-    row: Row
-
-
-_NextRow = Callable[[], Row | None]
+    row: Row | None
 
 
 class Load:
@@ -57,6 +54,8 @@ class Load:
         started_s, first_s, last_s: on the monotonic clock: when it began, and when the first and the last block came.
         num_landed: blocks so far that have come.
         wake: the engine, which then takes them.
+
+    `copy`: copies a row into the pool, by its place among the names, while the row is in a reader's cache.
     """
 
     def __init__(
@@ -67,6 +66,7 @@ class Load:
         is_remote: bool,
         deadline_s: float,
         wake: Callable[[], None],
+        copy: Callable[[int, Row], None] | None = None,
     ) -> None:
         self.names = names
         self.keys = keys
@@ -76,6 +76,7 @@ class Load:
         self.until_s = self.started_s + deadline_s
         self.num_landed = 0
         self.wake = wake
+        self._copy = copy
         self._lock = threading.Lock()
         self._landed: list[Landed] = []
         self._num_left = len(names)
@@ -91,19 +92,32 @@ class Load:
             landed, self._landed = self._landed, []
         return landed
 
+    def cancel(self) -> None:
+        """No block lands any more."""
+        with self._lock:
+            self.is_cancelled = True
+
+    def end_copies(self) -> None:
+        """No block is copied into the pool any more, but by who takes it."""
+        with self._lock:
+            self._copy = None
+
     def land(self, place: int, row: Row) -> bool:
-        """A block has been opened into its row. Returns False for a cancelled load, whose blocks are not taken any more."""
+        """A block has been opened into its row. Returns whether its taker gets the row."""
         with self._lock:
             if self.is_cancelled:
                 return False
+            is_taken = self._copy is None
+            if self._copy is not None:
+                self._copy(place, row)
             self.last_s = time.monotonic()
             self.first_s = self.first_s if self.num_landed else self.last_s
             self.num_landed += 1
-            self._landed.append(Landed(place, row))
-            is_due = len(self._landed) % _WAKE_AT == 0
+            self._landed.append(Landed(place, row if is_taken else None))
+            is_due = is_taken and len(self._landed) % _WAKE_AT == 0
         if is_due:
             self.wake()
-        return True
+        return is_taken
 
     def tried(self, count: int) -> None:
         """So many of the names have landed or will not."""
@@ -155,9 +169,12 @@ class Loader:
         wake: Callable[[], None],
         *,
         is_remote: bool,
+        copy: Callable[[int, Row], None] | None = None,
     ) -> Load:
-        """Start to read blocks of one level, in this order. A remote level is asked for `deadline_s` seconds at most."""
-        load = Load(names, keys, is_remote=is_remote, deadline_s=deadline_s, wake=wake)
+        """Start to read blocks of one level, in this order. A remote level is asked for `deadline_s` seconds at most. `copy`:
+        see `Load`.
+        """
+        load = Load(names, keys, is_remote=is_remote, deadline_s=deadline_s, wake=wake, copy=copy)
         if is_remote:
             self._fetchers.submit(partial(self._try, self._fetch, load, range(len(names))))
             return load
@@ -184,11 +201,11 @@ class Loader:
         if getattr(self._buffers, "is_slow", True):
             self._disk.prefetch([load.names[index] for index in indices])
         began_s = time.perf_counter()
-        with self._rows_for(load, len(indices)) as next_row:
+        with self._rows_for(load, len(indices)) as rows:
             for index in indices:
                 if load.is_cancelled:
                     return
-                if self._disk.read(load.names[index], buffer) and not self._open(load, index, buffer, next_row):
+                if self._disk.read(load.names[index], buffer) and not self._open(load, index, buffer, rows):
                     self._disk.forget(load.names[index])
         self._buffers.is_slow = time.perf_counter() - began_s > len(indices) * self._codec.sealed_bytes / _MEMORY_RATE
 
@@ -201,10 +218,10 @@ class Loader:
             left_s = load.until_s - time.monotonic()
             if load.is_cancelled or left_s <= 0:
                 return
-            with self._rows_for(load, len(names)) as next_row:
+            with self._rows_for(load, len(names)) as rows:
 
-                def receive(index: int, sealed: memoryview, start: int = start, next_row: _NextRow = next_row) -> None:
-                    if not self._open(load, start + index, sealed, next_row):
+                def receive(index: int, sealed: memoryview, start: int = start, rows: _Rows = rows) -> None:
+                    if not self._open(load, start + index, sealed, rows):
                         remote.forget()
                         self._on_missed([load.names[start + index]])
 
@@ -214,37 +231,45 @@ class Loader:
                     self._on_missed(load.names[start:])
                 return
 
-    def _open(self, load: Load, index: int, sealed: bytes | memoryview, next_row: _NextRow) -> bool:
+    def _open(self, load: Load, index: int, sealed: bytes | memoryview, rows: _Rows) -> bool:
         """Open a block into a free row. Returns False for one that cannot be opened."""
-        row = next_row()
+        row = rows.next()
         if row is None:
             return True
+        is_taken = False
         try:
             row.wait()
             self._codec.open_into(load.keys, load.names[index], sealed, row.memory)
-        except BaseException as error:
-            self._host.give_back([row])
-            if isinstance(error, SealError):
-                return False
-            raise
-        if not load.land(index, row):
-            self._host.give_back([row])
+            is_taken = load.land(index, row)
+        except SealError:
+            return False
+        finally:
+            if not is_taken:
+                rows.free.append(row)
         return True
 
     @contextmanager
-    def _rows_for(self, load: Load, count: int) -> Iterator[_NextRow]:
-        """A source of rows for up to so many blocks of a load. It waits for the next one; None: the load is cancelled."""
-        rows: list[Row] = []
-
-        def next_row() -> Row | None:
-            if not rows:
-                rows.extend(self._host.take(count)[::-1])
-            while not (rows or load.is_cancelled):
-                load.wake()  # to take what has landed, of another reader by now, and so free its rows
-                rows.extend(self._host.take(1, _ROW_WAIT_S))
-            return rows.pop() if rows else None
-
+    def _rows_for(self, load: Load, count: int) -> Iterator[_Rows]:
+        """Rows for up to so many blocks of a load."""
+        rows = _Rows(self._host, load, count)
         try:
-            yield next_row
+            yield rows
         finally:
-            self._host.give_back(rows)
+            self._host.give_back(rows.free)
+
+
+class _Rows:
+    """Rows that a reader has for a load: `free`, and those that it gets."""
+
+    def __init__(self, host: HostLevel, load: Load, count: int) -> None:
+        self.free: list[Row] = []
+        self._host, self._load, self._count = host, load, count
+
+    def next(self) -> Row | None:
+        """A row: the last that became free. Waits for one; None: the load is cancelled."""
+        if not self.free:
+            self.free += self._host.take(self._count)[::-1]
+        while not (self.free or self._load.is_cancelled):
+            self._load.wake()  # to take what has landed, of another reader by now, and so free its rows
+            self.free += self._host.take(1, _ROW_WAIT_S)
+        return self.free.pop() if self.free else None

@@ -216,9 +216,17 @@ class BlockStore:
             return 0
         return next((index for index, name in enumerate(names) if name not in self.disk), len(names))
 
-    def load(self, names: Sequence[bytes], keys: NamespaceKeys, deadline_s: float, *, is_remote: bool) -> Load:
-        """Start to read blocks of one level, in this order. A remote level is asked for `deadline_s` seconds at most."""
-        return self._loader.load(names, keys, deadline_s, self.wake, is_remote=is_remote)
+    def load(
+        self,
+        names: Sequence[bytes],
+        keys: NamespaceKeys,
+        deadline_s: float,
+        *,
+        is_remote: bool,
+        copy: Callable[[int, Row], None] | None = None,
+    ) -> Load:
+        """Start to read blocks of one level; see `Loader.load`."""
+        return self._loader.load(names, keys, deadline_s, self.wake, is_remote=is_remote, copy=copy)
 
     # -- on the caller's thread ----------------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class HashPool:
     slots: list[int] = field(default_factory=list)
     host: dict[int, memoryview] = field(default_factory=dict)
     windows: WindowRows | None = None
+    copies_at_once: bool = True
 
     def host_row(self, slot: int) -> memoryview:
         """Bytes of a host slot."""

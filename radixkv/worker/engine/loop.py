@@ -396,8 +396,12 @@ class EngineLoop:
             self._notices += self._arena.take_notices()
         if lost := {notice.seq_id for notice in self._notices if notice.kind == "lost"}:
             self._scheduler.lose(lost)
+            if self.stored:
+                self.stored.end_copies()
 
     def _submit(self, ops: Sequence[StepOp]) -> None:
+        if self.stored:
+            self.stored.end_copies()
         try:
             answer = self._arena.submit(self.holder, ops) if self._arena else self.holder.submit(ops)
         except (LeaseError, UnavailableError) as error:

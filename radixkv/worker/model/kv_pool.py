@@ -134,6 +134,11 @@ class KVPool:
         return sum(tensor.nbytes for cache in self.caches for tensor in cache.tensors)
 
     @property
+    def copies_at_once(self) -> bool:
+        """Whether `load` may be called on any thread, and has copied when it returns."""
+        return self.device.type == "cpu"
+
+    @property
     def num_host_blocks(self) -> int:
         """Host slots, of one block each."""
         return self._host.num_slots

@@ -23,6 +23,9 @@ class Pool(Protocol):
     block_size: int
     windows: WindowRows | None
 
+    @property
+    def copies_at_once(self) -> bool: ...
+
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None: ...
 
     def fence(self) -> Callable[[], None]: ...

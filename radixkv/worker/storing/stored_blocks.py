@@ -17,6 +17,7 @@ import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int32
+from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ from radixkv.stores.secrets.names import names_of
 from radixkv.stores.store import BlockStore
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.model.model import ForwardRow
-from radixkv.worker.model.runner import Runner, forward_unless
+from radixkv.worker.model.runner import Pool, Runner, forward_unless
 from radixkv.worker.scheduling.batch import Row as BatchRow
 
 __all__ = ["StoredBlocks"]
@@ -88,6 +89,11 @@ class _Loading(NamedTuple):
     chain: Sequence[bytes]
     idle_s: float
     block_s: float
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its branch still has that sequence."""
+        return self.branch.seq_id == self.seq_id and self.branch.phase is Phase.RUNNING
 
     @property
     def waits_until_s(self) -> float:
@@ -177,6 +183,7 @@ class StoredBlocks:
         self.runner = StoringRunner(runner, self._overwritten)
         self._unsaved: dict[int, None] = {}  # blocks, the oldest first
         self._loading: list[_Loading] = []
+        self._readers_copy = pool.copies_at_once and not store.host.num_kept
         self._next_save_s = -math.inf
         self._busy_s = 0.0  # that saves may still take while batches run
 
@@ -188,7 +195,7 @@ class StoredBlocks:
     @property
     def next_s(self) -> float:
         """When a round is due without a message: for a save, or because a load has taken too long."""
-        waits = (one.waits_until_s for one in self._loading if one.branch.is_loading)
+        waits = (one.waits_until_s for one in self._loading if one.is_wanted and one.branch.is_loading)
         return min(self._next_save_s if self._unsaved else math.inf, min(waits, default=math.inf))
 
     # -- names --------------------------------------------------------------------------------------------------------
@@ -291,8 +298,8 @@ class StoredBlocks:
     def drain(self) -> None:
         """Save all that is left, before the worker stops. Loads are given up."""
         for one in self._loading:
-            one.load.is_cancelled = True
-            self._store.host.give_back([block.row for block in one.load.take()])
+            one.load.cancel()
+            self._store.host.give_back(block.row for block in one.load.take() if block.row)
         until_s = self._clock() + _DRAIN_S
         while self._store.is_sealed and self._unsaved and self._clock() < until_s:
             if not self._save(self._take_unsaved(_SAVED_AT_ONCE)) and not self._store.flush(until_s - self._clock()):
@@ -436,7 +443,10 @@ class StoredBlocks:
             indices, idle_s = indices[: choice.num_loaded] if is_remote else indices[: -choice.num_loaded - 1 : -1], 0.0
         self._meters[is_remote].begins()
         names = [chain[index - first + 1] for index in indices]
-        load = self._store.load(names, keys, max(LEAST_WAIT_S, 2 * compute_s), is_remote=is_remote)
+        copy = None
+        if idle_s and self._readers_copy:
+            copy = partial(_copy, self._pool, branch.block_table[first : first + num_blocks])
+        load = self._store.load(names, keys, max(LEAST_WAIT_S, 2 * compute_s), is_remote=is_remote, copy=copy)
         block_s = compute_s / num_blocks
         self._loading.append(
             _Loading(branch, branch.seq_id, load, branch.num_computed, indices, first, chain, idle_s, block_s)
@@ -470,19 +480,25 @@ class StoredBlocks:
             is_from_front=is_remote,
         )
 
+    def end_copies(self) -> None:
+        """Blocks of branches that have ended may get other owners from now on: no reader writes to them. O(loads)."""
+        for one in self._loading:
+            if not one.is_wanted:
+                one.load.end_copies()
+
     def take_landed(self) -> bool:
         """Copy blocks that have come into the pool. Returns whether a branch got further or no longer waits."""
         has_news = False
         for one in list(self._loading):
-            branch, load = one.branch, one.load
-            is_wanted = branch.seq_id == one.seq_id and branch.phase is Phase.RUNNING
+            branch, load, is_wanted = one.branch, one.load, one.is_wanted
             waited_s = self._clock() - load.started_s
             is_over, is_late = load.is_over, self._clock() > load.until_s  # before the last blocks are taken
             gives_up = not (is_over or load.is_cancelled) and (is_late or not is_wanted)
             has_waited = waited_s >= max(one.idle_s, LEAST_WAIT_S)
             if has_waited and not load.num_landed and (gives_up or (is_over and (is_late or load.is_cancelled))):
                 self._meters[load.is_remote].loaded(0, waited_s, waited_s)  # so that the level is not waited for again
-            load.is_cancelled |= gives_up
+            if gives_up:
+                load.cancel()
             if landed := load.take():
                 has_news |= self._take(one, landed, is_wanted=is_wanted)
             if is_over:
@@ -492,9 +508,12 @@ class StoredBlocks:
                     self._meters[load.is_remote].loaded(load.num_landed, first_s, last_s)
                     self._rate_disk()
             if is_wanted and branch.is_loading:
-                waits = [other.waits_until_s for other in self._loading if other.branch is branch]
-                branch.is_loading = self._clock() < max(waits, default=-math.inf)
-                has_news |= not branch.is_loading
+                loads = [other for other in self._loading if other.branch is branch and other.is_wanted]
+                branch.is_loading = self._clock() < max((other.waits_until_s for other in loads), default=-math.inf)
+                if not branch.is_loading:
+                    has_news = True
+                    for other in loads:
+                        other.load.end_copies()
         return has_news
 
     def _rate_disk(self) -> None:
@@ -504,7 +523,7 @@ class StoredBlocks:
 
     def _take(self, one: _Loading, landed: Sequence[Landed], *, is_wanted: bool) -> bool:
         branch = one.branch
-        useful: list[tuple[int, Row]] = []
+        useful: list[tuple[int, Row | None]] = []
         for block in landed:
             start = one.indices[block.place] * self._block_size
             is_next = branch.num_computed == one.start and start + self._block_size > one.start
@@ -520,23 +539,28 @@ class StoredBlocks:
                 index = one.indices[block.place]
                 parent, name = one.chain[index - one.first : index - one.first + 2]
                 hint = mask(hint_key, name, self._hashes[branch.block_table[index]]) if hint_key else b""
+                assert block.row is not None, "readers copy only where no rows are kept"
                 kept.append(Kept(name, parent, keys_id, block.row, hint))
             host.keep(kept)
-        host.give_back([block.row for block in landed], self._pool.fence())
+        host.give_back((block.row for block in landed if block.row), self._pool.fence())
         return bool(useful)
 
     def _fill(
         self,
         branch: Branch,
-        blocks: Sequence[tuple[int, Row]],
+        blocks: Sequence[tuple[int, Row | None]],
         chain: Sequence[bytes],
         first: int,
         keys: NamespaceKeys,
     ) -> None:
-        """Copy rows into blocks of a branch, by their index in its table. `chain`, `first`: as in `_Loading`."""
-        block_ids = [branch.block_table[index] for index, _ in blocks]
-        self._pool.load([row.slot for _, row in blocks], block_ids)
-        for block_id, (index, _) in zip(block_ids, blocks, strict=True):
+        """Copy rows into blocks of a branch, by their index in its table; None: that is done. `chain`, `first`: as in
+        `_Loading`.
+        """
+        table = branch.block_table
+        rows = [(row.slot, table[index]) for index, row in blocks if row is not None]
+        self._pool.load([slot for slot, _ in rows], [block_id for _, block_id in rows])
+        for index, _ in blocks:
+            block_id = table[index]
             parent, name = chain[index - first : index - first + 2]
             self._held[block_id] = _Held(name, parent, keys)
             branch.loaded.add(index * self._block_size)
@@ -556,3 +580,7 @@ class StoredBlocks:
                 generation.num_cached_tokens += num_found
                 generation.num_loaded_tokens += num_found
                 self._counters.num_loaded_tokens += num_found
+
+
+def _copy(pool: Pool, block_ids: Sequence[int], place: int, row: Row) -> None:
+    pool.load([row.slot], [block_ids[place]])

@@ -125,7 +125,7 @@ class _SimulatedDraws(LaunchedDraws):
 
 class _DevicePool(HashPool):
     def __init__(self, device: SimulatedDevice, pool: HashPool) -> None:
-        super().__init__(pool.num_blocks, pool.block_size, pool.slots)
+        super().__init__(pool.num_blocks, pool.block_size, pool.slots, copies_at_once=False)
         self._device = device
 
     def fence(self) -> Callable[[], None]:

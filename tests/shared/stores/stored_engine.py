@@ -63,13 +63,15 @@ def serving(
     *,
     is_killed: bool = False,
     source: DraftSource | None = None,
+    readers_copy: bool = True,
     **store: Any,
 ) -> Iterator[Engine]:
     """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end.
 
-    With a `source` all that it drafts is run.
+    With a `source` all that it drafts is run. `readers_copy`: what is loaded goes into the pool on a reader's thread.
     """
     runner = HashRunner(num_blocks, BLOCK)
+    runner.pool.copies_at_once = readers_copy
     opened = open_store(folder, runner, **store)
     num_rows = opened.num_free_rows
     try:

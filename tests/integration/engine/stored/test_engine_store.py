@@ -366,9 +366,17 @@ SEEDS = [
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_model_alone(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
+    read, delays = DiskLevel.read, random.Random(seed)
+
+    def read_at_times_slowly(level: DiskLevel, *arguments: Any) -> bool:
+        if delays.random() < 0.2:
+            time.sleep(delays.uniform(0, 0.01))
+        return read(level, *arguments)
+
+    monkeypatch.setattr(DiskLevel, "read", read_at_times_slowly)
     bases = [draw(100 * seed + number, 40) for number in range(3)]
     num_found = 0
     for _ in range(4):
@@ -388,6 +396,7 @@ def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_mod
             is_killed=rng.random() < 0.3,
             save_rate=rng.choice([10, 1e9]),
             size_bytes=size_bytes,
+            readers_copy=rng.random() < 0.8,
         ) as engine:
             streams = []
             for _ in range(15):
