@@ -6,6 +6,8 @@
     next day     per user, one after the other:
                    stored   the next turn, whose history lies in the store
                    pool     another turn of the same length, whose history lies in the pool by now
+                   whole    another one with the history's whole blocks, which are what a store can have: as many tokens are
+                            computed as of the stored turn
                    cold     the first turn again, which neither uses nor leaves anything cached
 
 Replies to the stored and the cold turn are the same model's on the same tokens. In fp32 they must be the same tokens, and with
@@ -25,6 +27,7 @@ from bench.common.stacks import BLOCK_SIZE
 from bench.tiers.asking import Answer, ask, together
 from bench.tiers.deployment import Deployment, drop_pages
 from bench.tiers.stories import Story
+from radixkv.generation.client import GenerationClient
 
 __all__ = ["NextDay", "Part", "Return", "play_next_day", "report_next_day"]
 
@@ -33,12 +36,13 @@ FOUND_BOUND, POOL_BOUND, COLD_BOUND = 0.95, 1.3, 0.1
 MOSTLY_FOUND = 0.8
 """Also on a busy machine, where a block that comes too late is computed."""
 
+WAYS = ("stored", "pool", "whole", "cold")
 LOGPROBS = 5
 TEXT = "text"
 
 
 class NextDay(NamedTuple):
-    """One setting of the worker. `is_timed`: whether the pool's first token is measured next to the stored one.
+    """One setting of the worker. `is_timed`: whether the pool's first tokens are measured next to the stored one.
     `is_compared`: whether every reply is compared with a cold one; otherwise only long texts have a cold turn, for its time.
     """
 
@@ -63,6 +67,7 @@ class Return(NamedTuple):
     is_dropped: bool
     stored_s: float
     pool_s: float | None
+    whole_s: float | None
     cold_s: float | None
     is_same_reply: bool | None
     is_same_bits: bool | None
@@ -134,10 +139,9 @@ def _next_day(deployment: Deployment, day: _Day, setting: NextDay, *, is_dropped
     num_whole = held // BLOCK_SIZE * BLOCK_SIZE
     client, logprobs = deployment.client, LOGPROBS if setting.is_compared else None
     stored = ask(client, prompt, num_tokens, logprobs=logprobs)
-    pool = cold = None
+    pool = whole = cold = None
     if setting.is_timed:
-        pool = ask(client, [*prompt[:held], *reversed(prompt[held:])], num_tokens, logprobs=logprobs)
-        _require_found(pool, held)
+        pool, whole = (_ask_another(client, prompt, num_found, num_tokens) for num_found in (held, num_whole))
     if setting.is_compared or story.name.startswith(TEXT):
         cold = ask(client, prompt, num_tokens, logprobs=logprobs, sharing="off")
     return Return(
@@ -147,15 +151,19 @@ def _next_day(deployment: Deployment, day: _Day, setting: NextDay, *, is_dropped
         is_dropped,
         stored.first_s,
         None if pool is None else pool.first_s,
+        None if whole is None else whole.first_s,
         None if cold is None else cold.first_s,
         None if cold is None else stored.reply == cold.reply,
         None if cold is None or not setting.is_compared else stored.logprobs == cold.logprobs,
     )
 
 
-def _require_found(answer: Answer, num_tokens: int) -> None:
-    if answer.num_cached < num_tokens:
-        raise AssertionError(f"{answer.num_cached} of {num_tokens} tokens lay in the pool")
+def _ask_another(client: GenerationClient, prompt: list[int], num_found: int, num_tokens: int) -> Answer:
+    """Ask with the same first tokens, which lie in the pool, and others after them."""
+    answer = ask(client, [*prompt[:num_found], *reversed(prompt[num_found:])], num_tokens)
+    if answer.num_cached < num_found:
+        raise AssertionError(f"{answer.num_cached} of {num_found} tokens lay in the pool")
+    return answer
 
 
 def report_next_day(setting: NextDay, returns: Sequence[Return]) -> Part:
@@ -174,12 +182,12 @@ def report_next_day(setting: NextDay, returns: Sequence[Return]) -> Part:
     for kind, group in kinds.items():
         times = {
             way: summarise(seconds, 1e3)._asdict()
-            for way in ("stored", "pool", "cold")
+            for way in WAYS
             if (seconds := [s for each in group if (s := getattr(each, f"{way}_s")) is not None])
         }
         ratios = {
             way: summarise([each.stored_s / getattr(each, f"{way}_s") for each in group]).p50
-            for way in ("pool", "cold")
+            for way in WAYS[1:]
             if way in times
         }
         found, whole = sum(each.num_found for each in group), sum(each.num_whole for each in group)
@@ -190,13 +198,14 @@ def report_next_day(setting: NextDay, returns: Sequence[Return]) -> Part:
             "first_token_ms": times,
             "stored_by": ratios,
         }
-        cells = [f"{times[way]['p50']:,.0f}" if way in times else "" for way in ("stored", "pool", "cold")]
-        ratio_cells = [f"{ratios[way]:.3f}" if way in ratios else "" for way in ("pool", "cold")]
+        cells = [f"{times[way]['p50']:,.0f}" if way in times else "" for way in WAYS]
+        ratio_cells = [f"{ratios[way]:.3f}" if way in ratios else "" for way in WAYS[1:]]
         rows.append((kind, str(len(group)), f"{found:,} of {whole:,}", *cells, *ratio_cells))
         if "dropped" in kind:
             continue
-        if "pool" in ratios:
-            bars.append(Bar(f"{name}: first token of {kind}, by the pool's, median", ratios["pool"], POOL_BOUND, "x"))
+        for way, what in (("pool", "the pool's"), ("whole", "that of its whole blocks in the pool")):
+            if way in ratios:
+                bars.append(Bar(f"{name}: first token of {kind}, by {what}, median", ratios[way], POOL_BOUND, "x"))
         if setting.is_timed and "cold" in ratios:
             bars.append(Bar(f"{name}: first token of {kind}, by cold, median", ratios["cold"], COLD_BOUND, "x"))
     compared = {
@@ -207,5 +216,5 @@ def report_next_day(setting: NextDay, returns: Sequence[Return]) -> Part:
         figures[what] = {"compared": len(facts), "different": facts.count(False)}
         if setting.is_compared and (what == "replies" or "--deterministic" in setting.arguments):
             checks.append(Bar(f"{name}: {what}, different from cold ones", facts.count(False), 0))
-    columns = ("users", "n", "tokens found", "first token ms: stored", "pool", "cold", "stored / pool", "/ cold")
+    columns = ("users", "n", "tokens found", "first token ms: stored", *WAYS[1:], *(f"/ {way}" for way in WAYS[1:]))
     return Part({setting.name: figures}, [Table(name, columns, rows)], bars, checks)
