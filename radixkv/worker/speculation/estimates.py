@@ -1,7 +1,9 @@
 """The worth of a draft: the chance that its tokens are drawn, and the time of a step with them. All is learned while running.
 
 chance     of a source, a length of match, how far places agree, and a depth, given all tokens before it
-time       a + b n + c max(0, n - 2) + d max(0, n - 4) + e n context, of n positions; weights by recursive least squares
+time       a + b n + c max(0, n - 2) + d max(0, n - 4) + e n context, of n positions; weights by recursive least squares.
+           The more steps of n positions have run, the more their own mean counts: a kernel may take ten rows in less time
+           than nine
 arrivals   requests per second, lately: each gives up a step with drafts that is under way
 """
 
@@ -11,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from math import exp, inf
+from typing import NamedTuple
 
 from radixkv.worker.speculation.sources import Agreement, Draft, Source
 
@@ -114,7 +117,15 @@ _FORGOTTEN = 0.99
 _MOST_APART = 0.5
 """Of a step's expected time, the most that a measurement may be off it: another program's turn is no property of steps."""
 _MANY_ALIKE, _ONE_IN = 16, 8
-"""After so many steps of one size, one in so many is learned from."""
+"""After so many steps of one size, the weights are learned from one in so many."""
+_PRIOR_STEPS = 2.0
+"""Of one size: from more of them on, their mean counts more than the weights."""
+_REMEMBERED_STEPS = 32.0
+"""Of one size: the last count in their mean."""
+_MAX_SIZES = 64
+"""That have a mean; the latest."""
+_FADING = 0.99
+"""Of what the mean of a size counts, after each step of another: a size that looked dear is tried again."""
 
 
 class Arrivals:
@@ -133,6 +144,18 @@ class Arrivals:
         return self._per_s * exp(min(0.0, self._at_s - now_s) / _ARRIVALS_S)
 
 
+class _Mean(NamedTuple):
+    """Mean time of `num_steps` steps of one size, the last of which was step `at_step`, without what their context costs."""
+
+    seconds: float
+    num_steps: float
+    at_step: int
+
+    def num_known(self, step: int) -> float:
+        """Steps that it counts as by now."""
+        return self.num_steps * _FADING ** (step - self.at_step)
+
+
 class StepTime:
     """Expected seconds of a step of decodes. Before the first one its scale is unknown, and only its shape is returned.
 
@@ -145,12 +168,12 @@ class StepTime:
         self._first_spread = [self._spread[index][index] for index in _NUMBERS]
         self._first_s = 0.0
         self._num_alike: Counter[int] = Counter()  # steps by their positions
+        self._num_steps = 0
+        self._means: dict[int, _Mean] = {}  # by positions
 
     def learn(self, num_positions: int, context: float, seconds: float) -> None:
         """A step took so long. `context`: average positions read by each."""
         self._num_alike[num_positions] += 1
-        if self._num_alike[num_positions] > _MANY_ALIKE and self._num_alike[num_positions] % _ONE_IN:
-            return
         known = _features(num_positions, context)
         expected = _dot(known, self._weights)
         if not self._first_s:
@@ -159,9 +182,20 @@ class StepTime:
             self._weights = [scale * weight for weight in self._weights]
             self._spread = [[scale**2 * each for each in row] for row in self._spread]
             self._first_spread = [self._spread[index][index] for index in _NUMBERS]
-            return
+            expected = seconds
         most = _MOST_APART * max(expected, self._first_s)
         apart = min(max(seconds - expected, -most), most)
+        own_s = expected + apart - self._weights[-1] * known[-1]
+        self._num_steps += 1
+        mean = self._means.pop(num_positions, _Mean(own_s, 0.0, 0))
+        num_alike = min(mean.num_known(self._num_steps) + 1, _REMEMBERED_STEPS)
+        self._means[num_positions] = _Mean(
+            mean.seconds + (own_s - mean.seconds) / num_alike, num_alike, self._num_steps
+        )
+        if len(self._means) > _MAX_SIZES:
+            del self._means[next(iter(self._means))]
+        if self._num_alike[num_positions] > _MANY_ALIKE and self._num_alike[num_positions] % _ONE_IN:
+            return
         gain = [_dot(row, known) for row in self._spread]
         variance = (_NOISE * self._first_s) ** 2 + _dot(known, gain)
         self._weights = [weight + each * apart / variance for weight, each in zip(self._weights, gain, strict=True)]
@@ -173,13 +207,20 @@ class StepTime:
     def expected_s(self, first: int, last: int, context: float) -> list[float]:
         """Of steps of `first` to `last` positions; positive, and rising."""
         base, each, after_first, after_second, by_context = self._weights
-        each += by_context * context / _CONTEXT
+        by_context *= context / _CONTEXT
+        each += by_context
         low, high = _BENDS
-        seconds = (
+        seconds = [
             base + each * n + after_first * max(0, n - low) + after_second * max(0, n - high)
             for n in range(first, last + 1)
-        )
-        return list(accumulate(seconds, max, initial=1e-9))[1:]
+        ]
+        for n, mean in self._means.items():
+            if first <= n <= last:
+                num_known, fitted = mean.num_known(self._num_steps), seconds[n - first]
+                own = mean.seconds + by_context * n
+                seconds[n - first] += (own - fitted) * num_known / (_PRIOR_STEPS + num_known)
+        rising = list(accumulate(reversed(seconds), min))[::-1]
+        return list(accumulate(rising, max, initial=1e-9))[1:]
 
 
 def _features(num_positions: int, context: float) -> tuple[float, ...]:

@@ -61,7 +61,7 @@ class LiveEvents:
             except self._streams.failures as error:
                 raise _lost() from error
             for entry_id, fields in found[0][1] if found else ():
-                if entry_id != b"0-%d" % (number + 1):
+                if entry_id != b"0-%d" % (number + 1) or not fields.keys() >= {b"e", b"l"}:
                     raise _lost()
                 number += 1
                 yield fields[b"e"]

@@ -284,15 +284,21 @@ def test_the_events_of_a_response_are_followed_at_any_gateway(then: str, relayed
 
 
 @needs_redis
-def test_events_that_their_server_forgot_are_an_error_and_not_left_out(
-    relayed: Pair, redis_server: RedisServer
+@pytest.mark.parametrize("loss", ["forgotten", "overwritten"])
+def test_events_that_their_server_has_lost_are_an_error_and_not_left_out(
+    relayed: Pair, redis_server: RedisServer, loss: str
 ) -> None:
     relayed.runner.gate.close_after(6)
     here = relayed.events(0, "POST", "/responses", STREAMED)
     path = f"/responses/{next(here)['response']['id']}"
     there = relayed.events(1, "GET", f"{path}?stream=true")
     next(there)
-    redis_server.command("FLUSHALL")
+    key = path.replace("/responses/", "radixkv:events:")
+    if loss == "forgotten":
+        redis_server.command("FLUSHALL")
+    else:
+        num_sent = int(redis_server.command("XLEN", key)[1:])
+        redis_server.command("XADD", key, f"0-{num_sent + 1}", "neither", "field")
     relayed.runner.gate.open()
     ended = [*here][-1]
     followed = list(there)

@@ -128,6 +128,18 @@ def test_sizes_that_are_dear_do_not_keep_those_past_them_from_being_tried(dear: 
     assert tokens_per_s(0.0, tiled, settings=SpeculationSettings(), lies_at_first=0.6) >= 0.8 * fixed
 
 
+@pytest.mark.parametrize(("num_rows", "lies"), [(1, 0.0), (1, 0.2), (2, 0.3), (4, 0.3), (8, 0.1)])
+def test_a_kernel_that_takes_more_positions_in_less_time_is_found_out(num_rows: int, lies: float) -> None:
+    def tiled(num_positions: int) -> float:
+        return 0.01 * (1.5 + 0.02 * (num_positions - 10) if num_positions >= 10 else 0.87 + 0.13 * num_positions)
+
+    def of(settings: SpeculationSettings) -> float:
+        return tokens_per_s(lies, tiled, num_rows, settings)
+
+    best = max(of(SpeculationSettings(num_tokens=size, always=True)) for size in (1, 2, 4, 8, 16))
+    assert of(SpeculationSettings()) >= 0.9 * best
+
+
 def test_a_draft_ends_before_what_is_no_token_and_within_the_room() -> None:
     source = LyingSource(lambda _branch: [1, 2, 50, 3], 0.0, 1)
     settings = SpeculationSettings(always=True)
