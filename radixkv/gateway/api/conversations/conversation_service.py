@@ -18,6 +18,7 @@ from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_bra
 from radixkv.gateway.api.conversations.replies.live import Live, Lives
 from radixkv.gateway.api.conversations.replies.message_task import MessageTasks
 from radixkv.gateway.api.conversations.shown import ALL, Shown
+from radixkv.gateway.api.conversations.store.import_store import KnownSourceError
 from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
 from radixkv.gateway.api.conversations.store.trash_store import TRASH_S
@@ -85,19 +86,19 @@ class ConversationService:
         Raises:
             ApiError: 409: a bound is reached.
         """
-        known = None if imported.source is None else await self.store.imports.known(namespace, imported.source)
-        if known is None:
-            stored = await self.store.create(
-                namespace,
-                imported.title,
-                imported.messages,
-                created_s=imported.created_s,
-                head=imported.head,
-                kept=imported.kept,
-                updated_s=imported.updated_s,
-                source=imported.source,
-            )
-            return stored, None
+        while imported.source is None or (known := await self.store.imports.known(namespace, imported.source)) is None:
+            with suppress(KnownSourceError):
+                stored = await self.store.create(
+                    namespace,
+                    imported.title,
+                    imported.messages,
+                    created_s=imported.created_s,
+                    head=imported.head,
+                    kept=imported.kept,
+                    updated_s=imported.updated_s,
+                    source=imported.source,
+                )
+                return stored, None
         async with self.lives.changing(known) as live:
             change = await self.store.imports.merge(namespace, known, imported.messages, live.version)
             if not change.is_repeat:

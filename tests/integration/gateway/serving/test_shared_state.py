@@ -139,6 +139,22 @@ def test_a_conversation_is_one_at_both_gateways(pair: Pair) -> None:
     here.refused(404, "GET", f"/{conversation}")
 
 
+def test_a_file_that_is_imported_at_both_gateways_at_once_is_one_conversation(pair: Pair) -> None:
+    here = pair.talks[0]
+    exports = []
+    for number in range(8):
+        conversation = here.begin(title=f"Import {number}")
+        here.turn(conversation, "Name one")
+        exports.append(here.http.get(f"/{conversation}/export").json())
+    with ThreadPoolExecutor(4) as pool:
+        for export in exports:
+            answers = [pool.submit(talk.call, "POST", "/import", export) for talk in (*pair.talks, *pair.talks)]
+            told = [answer.result() for answer in answers]
+            made = [each["id"] for answer in told for each in answer["conversations"]]
+            known = [each["conversation"]["id"] for answer in told for each in answer["known"]]
+            assert (len(made), known) == (1, made * 3)
+
+
 def test_followers_at_both_gateways_are_told_the_same(pair: Pair) -> None:
     here, there = pair.talks
     conversation = here.begin()

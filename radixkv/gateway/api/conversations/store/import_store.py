@@ -10,7 +10,18 @@ from radixkv.gateway.api.conversations.writing import Change, Writer
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 
-__all__ = ["ImportStore"]
+__all__ = ["ImportStore", "KnownSourceError", "find_source"]
+
+
+class KnownSourceError(Exception):
+    """A conversation of this source has been stored meanwhile."""
+
+
+def find_source(connection: Connection, namespace: str, source: str) -> str | None:
+    """The id of the conversation with that source outside the trash."""
+    query = "SELECT id FROM conversations WHERE namespace = ? AND source = ? AND trashed_s IS NULL"
+    row = connection.execute(query, (namespace, source)).fetchone()
+    return None if row is None else str(row[0])
 
 
 class ImportStore:
@@ -21,14 +32,8 @@ class ImportStore:
         self._writer = writer
 
     async def known(self, namespace: str, source: str) -> str | None:
-        """Return the id of the conversation with that source outside the trash."""
-        query = "SELECT id FROM conversations WHERE namespace = ? AND source = ? AND trashed_s IS NULL"
-
-        def read(connection: Connection) -> str | None:
-            row = connection.execute(query, (namespace, source)).fetchone()
-            return None if row is None else str(row[0])
-
-        return await self._database.read(read, namespace)
+        """See `find_source`."""
+        return await self._database.read(lambda connection: find_source(connection, namespace, source), namespace)
 
     async def merge(self, namespace: str, conversation_id: str, messages: Sequence[Message], told: int) -> Change:
         """Add the messages, parents first, that are neither stored nor in the trash, where their parents are stored.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
 from radixkv.gateway.api.conversations.shown import ALL, Shown
-from radixkv.gateway.api.conversations.store.import_store import ImportStore
+from radixkv.gateway.api.conversations.store.import_store import ImportStore, KnownSourceError, find_source
 from radixkv.gateway.api.conversations.store.lease_store import LeaseStore
 from radixkv.gateway.api.conversations.store.rows import (
     FINISH,
@@ -103,12 +103,15 @@ class ConversationStore:
 
         Raises:
             ApiError: 409: the namespace is full.
+            KnownSourceError: another one has that source.
         """
         now_s = self._writer.clock()
         conversation_id = new_id("conv")
         begun_s = now_s if created_s is None else created_s
 
         def insert(connection: Connection) -> Conversation:
+            if source is not None and find_source(connection, namespace, source):
+                raise KnownSourceError
             new = {
                 "id": conversation_id,
                 "namespace": namespace,
