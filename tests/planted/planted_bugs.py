@@ -347,12 +347,30 @@ PLANTED_BUGS = (
     PlantedBug(
         "blocks loaded for a request that is gone land in blocks that another has by now",
         "worker/storing/stored_blocks.py",
-        "is_wanted = branch.seq_id == one.seq_id and branch.phase is Phase.RUNNING",
-        "is_wanted = True",
+        "return self.branch.seq_id == self.seq_id and self.branch.phase is Phase.RUNNING",
+        "return True",
         (
             "integration/engine/stored/test_engine_store.py::test_a_load_that_comes_late_does_not_land_in_blocks_of_another_request",
         ),
         is_quick=True,
+    ),
+    PlantedBug(
+        "a reader writes to the blocks of a branch that was preempted",
+        "worker/storing/stored_blocks.py",
+        "            if not one.is_wanted:\n                one.load.end_copies()",
+        "            pass",
+        (
+            "integration/engine/stored/test_engine_store_loads.py::test_a_reader_copies_nothing_for_a_branch_that_no_longer_waits",
+        ),
+    ),
+    PlantedBug(
+        "a reader writes to blocks that its branch computes by now",
+        "worker/storing/stored_blocks.py",
+        "                    for other in loads:\n                        other.load.end_copies()",
+        "                    pass",
+        (
+            "integration/engine/stored/test_engine_store_loads.py::test_a_reader_copies_nothing_for_a_branch_that_no_longer_waits",
+        ),
     ),
     PlantedBug(
         "a reply that was running at an erasure is stored under the new keys",
