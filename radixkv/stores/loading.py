@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from radixkv.stores.errors import SealError
 from radixkv.stores.host import HostLevel, Row
@@ -201,7 +200,7 @@ class Loader:
         if getattr(self._buffers, "is_slow", True):
             self._disk.prefetch([load.names[index] for index in indices])
         began_s = time.perf_counter()
-        with self._rows_for(load, len(indices)) as rows:
+        with _Rows(self._host, load, len(indices)) as rows:
             for index in indices:
                 if load.is_cancelled:
                     return
@@ -218,7 +217,7 @@ class Loader:
             left_s = load.until_s - time.monotonic()
             if load.is_cancelled or left_s <= 0:
                 return
-            with self._rows_for(load, len(names)) as rows:
+            with _Rows(self._host, load, len(names)) as rows:
 
                 def receive(index: int, sealed: memoryview, start: int = start, rows: _Rows = rows) -> None:
                     if not self._open(load, start + index, sealed, rows):
@@ -248,22 +247,19 @@ class Loader:
                 rows.free.append(row)
         return True
 
-    @contextmanager
-    def _rows_for(self, load: Load, count: int) -> Iterator[_Rows]:
-        """Rows for up to so many blocks of a load."""
-        rows = _Rows(self._host, load, count)
-        try:
-            yield rows
-        finally:
-            self._host.give_back(rows.free)
-
 
 class _Rows:
-    """Rows that a reader has for a load: `free`, and those that it gets."""
+    """Rows of a reader for up to `count` blocks of a load: `free`, and those that it gets. Free ones go back at its end."""
 
     def __init__(self, host: HostLevel, load: Load, count: int) -> None:
         self.free: list[Row] = []
         self._host, self._load, self._count = host, load, count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._host.give_back(self.free)
 
     def next(self) -> Row | None:
         """A row: the last that became free. Waits for one; None: the load is cancelled."""
