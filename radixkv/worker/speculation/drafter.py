@@ -121,7 +121,7 @@ class Drafter:
     def _plan(self, rows: Sequence[Row], max_positions: int) -> None:
         self.given_up()
         self._rows = rows
-        if any(row.branch.is_prefilling for row in rows):
+        if any(row.branch.is_prefilling or _is_before_first(row.branch) for row in rows):
             return
         sharing = self._sharing(rows)
         for branch in (row.branch for row in rows):
@@ -185,8 +185,7 @@ class Drafter:
 
     def _limit(self, branch: Branch) -> int:
         """Most tokens that may be drafted for a branch."""
-        is_drawing = len(branch.tokens) > branch.generation.trunk_length
-        if not (is_drawing and _may_draft(branch.generation)) or branch.is_line or branch.starved or branch.siblings:
+        if not _may_draft(branch.generation) or branch.is_line or branch.starved or branch.siblings:
             return 0
         return min(self._settings.num_tokens, branch.room - len(branch.tokens))
 
@@ -267,6 +266,11 @@ class Drafter:
 def _may_draft(generation: Generation) -> bool:
     """Whether any of its branches ever drafts."""
     return not generation.takes_logits and not generation.adapter and generation.sampling.speculation != "none"
+
+
+def _is_before_first(branch: Branch) -> bool:
+    """Whether no token has been drawn for a branch, also where all of its prompt but the last token is cached."""
+    return len(branch.tokens) <= branch.generation.trunk_length
 
 
 def _is_same(pair: tuple[int, int]) -> bool:

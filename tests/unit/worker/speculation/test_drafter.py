@@ -279,14 +279,14 @@ def test_replies_that_never_draft_are_not_kept_and_leave_no_trace_of_a_clear(
     assert source.find(a_branch(prompt, reply[:5]), 4) is not None
 
 
-@pytest.mark.parametrize("end", [1, 16])
-def test_nothing_is_drafted_beside_a_prompt(end: int) -> None:
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 16), (19, 20)], ids=["begun", "chunk", "all but its last token cached"])
+def test_nothing_is_drafted_beside_a_prompt(start: int, end: int) -> None:
     source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
     settings = SpeculationSettings(always=True)
     drafter = a_drafter(source, settings)
     branch, other = a_branch([1], [2, 3]), a_branch([1] * 20, [], name="other")
-    branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
-    drafter.plan([Row(branch, 2, 3), Row(other, 0, end)], 320)
+    branch.phase, branch.room, branch.num_computed, other.num_computed = Phase.RUNNING, 40, 2, start
+    drafter.plan([Row(branch, 2, 3), Row(other, start, end)], 320)
     assert list(branch.draft) == []
 
 
