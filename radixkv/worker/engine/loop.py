@@ -306,7 +306,8 @@ class EngineLoop:
             self._batch_start_s = self._clock()
             has_drafts = False
             if self._drafter:
-                self._drafter.plan(rows, self._max_batch_tokens, self._batch_start_s)
+                most = 0 if self._scheduler.is_opening else self._max_batch_tokens
+                self._drafter.plan(rows, most, self._batch_start_s)
                 has_drafts = self._drafter.has_drafted
             gives_way = has_drafts or self._scheduler.are_background(rows)
             may_give_up = gives_way and not self._has_given_up and not self._overlaps

@@ -208,6 +208,11 @@ class Scheduler:
         return len(self._running_set)
 
     @property
+    def is_opening(self) -> bool:
+        """Whether a branch, not of the background, is being opened. O(running)."""
+        return any(branch.phase is Phase.OPENING and not branch.is_background for branch in self._running_set)
+
+    @property
     def num_queued(self) -> int:
         """Branches that wait to be acquired."""
         return self._admission.num_queued

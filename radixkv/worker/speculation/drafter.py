@@ -5,8 +5,8 @@
     given_up   a request came meanwhile: the step counts as not run
     ended      the reply is a source for later ones
 
-A draft lies in the room that its branch has. Nothing is drafted next to a prompt's positions, and a request that comes ends a
-step with drafts, so that no first token is later.
+A draft lies in the room that its branch has. Nothing is drafted next to a prompt's positions, or while a request waits for its
+sequence, and a request that comes ends a step with drafts, so that no first token is later.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Drafter:
     def _plan(self, rows: Sequence[Row], max_positions: int) -> None:
         self.given_up()
         self._rows = rows
-        if any(row.branch.is_prefilling or _is_before_first(row.branch) for row in rows):
+        budget = max_positions - len(rows)
+        if budget <= 0 or any(row.branch.is_prefilling or _is_before_first(row.branch) for row in rows):
             return
         sharing = self._sharing(rows)
         for branch in (row.branch for row in rows):
@@ -134,7 +135,7 @@ class Drafter:
                 self._found.append(_Found(branch, draft, len(branch.tokens)))
         if not self._found:
             return
-        for found, number in zip(self._found, self._choose(max_positions - len(rows)), strict=True):
+        for found, number in zip(self._found, self._choose(budget), strict=True):
             found.branch.draft = found.draft.tokens[:number]
             if number:
                 self._num_fruitless[found.branch] = 0
@@ -229,7 +230,7 @@ class Drafter:
                 gains.append((-log1p(chance / expected), depth, index))
                 expected += chance
         gains.sort()  # gains fall along a draft, so each prefix of the list holds prefixes of drafts
-        gains = gains[: max(0, budget)]
+        gains = gains[:budget]
         num_rows = len(self._rows)
         worths = list(accumulate((-gain for gain, _, _ in gains), initial=0.0))
         seconds = self._time.expected_s(num_rows, num_rows + len(gains), _context(self._rows))
@@ -258,7 +259,7 @@ class Drafter:
     def _all_of(self, budget: int) -> list[int]:
         numbers = []
         for found in self._found:
-            numbers.append(max(0, min(budget, len(found.draft.tokens))))
+            numbers.append(min(budget, len(found.draft.tokens)))
             budget -= numbers[-1]
         return numbers
 

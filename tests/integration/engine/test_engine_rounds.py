@@ -147,6 +147,33 @@ def test_a_batch_with_drafts_is_given_up_for_a_request_but_not_twice_in_a_row() 
     assert desk.loop.stats().accepted_tokens == {"own": 15}
 
 
+@pytest.mark.parametrize(("priority", "is_drafted"), [(0, False), (BACKGROUND_PRIORITY, True)])
+def test_nothing_is_drafted_while_a_request_waits_for_its_sequence(priority: int, is_drafted: bool) -> None:
+    prompt = [1, 2, 3]
+    source = LyingSource(lambda branch: generate(list(branch.tokens), 4), 0.0, 1)
+    settings, cache = SpeculationSettings(always=True), LateCache(64, 8)
+    desk = Desk(cache, HashRunner(64, 8), SchedulerLimits(), speculation=settings, sources=[source])
+    desk.put(prompt, greedy(60))
+
+    def lengths() -> list[int]:
+        num_before = len(desk.runner.rows)
+        assert desk.loop.run()
+        return [end - start for start, end in desk.runner.rows[num_before:]]
+
+    desk.loop.run()
+    while cache.answer():
+        pass
+    assert [lengths(), lengths()] == [[3], [5]]
+    while cache.answer():
+        pass
+    desk.put([4, 5, 6], greedy(3), priority=priority)
+    assert lengths() == [5 if is_drafted else 1]
+    while cache.answer():
+        pass
+    assert lengths() == [1, 3]
+    assert lengths()[0] == 5
+
+
 @pytest.mark.parametrize(("priority", "num_counted"), [(0, 1), (BACKGROUND_PRIORITY, 0)])
 def test_requests_of_the_background_give_up_no_step_and_make_no_drafts_fewer(priority: int, num_counted: int) -> None:
     desk = Desk(PrefixCache(64, 8), HashRunner(64, 8), SchedulerLimits(), speculation=SpeculationSettings())

@@ -279,7 +279,9 @@ def test_replies_that_never_draft_are_not_kept_and_leave_no_trace_of_a_clear(
     assert source.find(a_branch(prompt, reply[:5]), 4) is not None
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 16), (19, 20)], ids=["begun", "chunk", "all but its last token cached"])
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, 1), (0, 16), (19, 20)], ids=["begun", "chunk", "all but its last token cached"]
+)
 def test_nothing_is_drafted_beside_a_prompt(start: int, end: int) -> None:
     source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
     settings = SpeculationSettings(always=True)
