@@ -173,6 +173,8 @@ class StepTime:
 
     def learn(self, num_positions: int, context: float, seconds: float) -> None:
         """A step took so long. `context`: average positions read by each."""
+        if not self._first_s and not seconds:
+            return  # by a clock of coarse ticks, which has not moved yet: there is no scale
         self._num_alike[num_positions] += 1
         known = _features(num_positions, context)
         expected = _dot(known, self._weights)

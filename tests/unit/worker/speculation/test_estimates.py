@@ -40,6 +40,17 @@ def test_a_draft_that_is_not_run_is_judged_by_its_first_token() -> None:
     assert acceptance.chances(draft)[0] > 0.8
 
 
+def test_the_time_of_steps_is_learned_from_a_clock_that_ticks_once_in_many_of_them() -> None:
+    time, now_s, rng = StepTime(), 0.0, random.Random(1)
+    for _ in range(1000):
+        num_positions, before_s = rng.choice([1, 5, 9, 17]), now_s
+        now_s += 0.0004 + 0.0002 * num_positions
+        time.learn(num_positions, 300.0, now_s // 0.01 * 0.01 - before_s // 0.01 * 0.01)
+    few_s, many_s = (time.expected_s(size, size, 300.0)[0] for size in (1, 17))
+    assert 0.0002 < few_s < 0.003
+    assert many_s > 1.3 * few_s
+
+
 @pytest.mark.parametrize("scale", [1e-4, 1.0])
 def test_the_time_of_a_step_is_learned_whatever_its_scale(scale: float) -> None:
     rng = random.Random(1)
