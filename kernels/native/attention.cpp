@@ -259,7 +259,8 @@ class Attention {
       for (int i = 0; i < width; i += kLanes) store(scores + i, load<Floats>(scores + i) * load<Floats>(panel.k_scales + i));
     const float factor = layer_.softcap > 0.0f ? kLog2E : layer_.scale * kLog2E;
     if (layer_.softcap > 0.0f) cap(scores, width);
-    if (low > 0 || high < width) hide(scores, low, high, width);
+    const bool hides = low > 0 || high < width;
+    for (int i = 0; hides && i < width; i += kLanes) store(scores + i, shown(load<Floats>(scores + i), i, low, high, kNegativeInfinity));
     Floats top = splat(kNegativeInfinity);
     for (int i = 0; i < width; i += kLanes) top = max(top, load<Floats>(scores + i) * factor);
     float* sums = scratch.sums.data() + size_t(row) * kLanes;
@@ -278,6 +279,7 @@ class Attention {
     Floats total = load<Floats>(sums);
     for (int i = 0; i < width; i += kLanes) {
       Floats weight = exp2(multiply_add(load<Floats>(scores + i), splat(factor), shift));
+      if (hides) weight = shown(weight, i, low, high, 0.0f);
       total += weight;
       if (panel.v_scales) weight *= load<Floats>(panel.v_scales + i);
       if constexpr (kPerWord == 2 && !kWidens)
@@ -296,13 +298,12 @@ class Attention {
     }
   }
 
-  // Scores of hidden keys become minus infinity. Visible scores are unchanged: a row's rounding must not depend on how much of its
-  // last panel other rows of the tile see.
-  static void hide(float* scores, int low, int high, int width) {
-    for (int i = 0; i < width; i += kLanes) {
-      const Ints number = lane_numbers() + i;
-      store(scores + i, (number >= low) & (number < high) ? load<Floats>(scores + i) : splat(kNegativeInfinity));
-    }
+  // Numbers of hidden keys become `hidden`: scores minus infinity, and weights 0, since exp2 never is. A product with a code is often
+  // halfway between two floats, and the least addend rounds it. Those of visible keys are unchanged: a row's rounding must not
+  // depend on how much of its first and last panel other rows of the tile see.
+  static Floats shown(Floats value, int first, int low, int high, float hidden) {
+    const Ints number = lane_numbers() + first;
+    return (number >= low) & (number < high) ? value : splat(hidden);
   }
 
   void finish(const Item& item, int row, int kv_head, int base, Memory& scratch) const {

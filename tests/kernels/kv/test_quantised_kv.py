@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -21,9 +22,10 @@ from paged_cases import (
     spec_of,
     take_cpu_path,
 )
+from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import allocate_kv, copy_blocks, paged_attention, write_kv, write_latents
+from radixkv.kernels import allocate_kv, copy_blocks, paged_attention, plan_attention, write_kv, write_latents
 from radixkv.kernels.attention_reference import prefill_reference
 from radixkv.kernels.cpu import native_attention, torch_plan
 from radixkv.kernels.kv.kv_cache import Layout
@@ -80,6 +82,33 @@ def test_mixed_lengths_agree_with_what_the_codes_say(shape: Shape, dtype: torch.
         (3, 99),
     ]
     assert_attends(make_case(lens, shape, dtype), kv_format)
+
+
+@pytest.mark.parametrize("kv_format", KVFormat)
+@pytest.mark.parametrize("window", [8, 100])
+def test_keys_that_a_window_hides_change_no_bit_of_a_row(
+    window: int, kv_format: KVFormat, request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.params["cpu_path"] == "torch":
+        pytest.skip("torch rounds by the shape of a step")
+    length, table = 300, array("i", range(1, 20))
+    cache = allocate_kv(20, 16, 2, 32, torch.float32, "cpu", format=kv_format)
+    random = torch.Generator().manual_seed(1)
+    k, v, q = (torch.randn(length, heads, 32, generator=random) for heads in (2, 2, 4))
+    write_kv(k, v, cache, torch.arange(16, 16 + length))
+
+    def run(size: int) -> Tensor:
+        ends = range(size, length + 1, size)
+        batches = [plan_attention([size], [end], [table], 16, "cpu", shares=False) for end in ends]
+        rows = [
+            paged_attention(q[end - size : end], cache, batch, scale=0.2, sliding_window=window)
+            for end, batch in zip(ends, batches, strict=True)
+        ]
+        return torch.cat(rows)
+
+    alone = run(1)
+    for size in (2, 5, 20):
+        assert torch.equal(run(size), alone)
 
 
 @settings(max_examples=25)
