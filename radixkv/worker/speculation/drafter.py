@@ -35,8 +35,9 @@ _PATIENCE, _ONE_IN = 16, 8
 """After so many look-ups of which no token was run, a branch has one in so many steps: each takes 1 to 3% of a small step."""
 _PATIENCE_OF_MANY, _ONE_IN_OF_MANY = 4, 16
 """Of branches in batches of more rows than few, where a draft seldom pays."""
-_TRIED = (2, 4, 8, 16)
-"""Drafted tokens of steps that are run to learn their time: by shorter ones alone longer ones look worse than they are."""
+_TRIED = (0, 2, 4, 8, 16)
+"""Drafted tokens of steps that are run to learn their time: by shorter ones alone longer ones look worse than they are, and by
+longer ones alone a step without a draft does."""
 _BETWEEN_TRIALS = 512
 """Drafts until the next, once all have been."""
 _LEAST_TRIED = 0.5
@@ -239,22 +240,23 @@ class Drafter:
             chance = self._arrivals_per_s * seconds[number] if number else 0.0
             return worths[number] - num_rows * (log(seconds[number]) + chance)
 
-        best = max(range(len(worths)), key=worth)
-        best = max(best, self._trial(gains))
+        tried = self._trial(gains)
+        best = max(range(len(worths)), key=worth) if tried is None else tried
         numbers = [0] * len(self._found)
         for _, _, index in gains[:best]:
             numbers[index] += 1
         return numbers
 
-    def _trial(self, gains: Sequence[tuple[float, int, int]]) -> int:
-        """How many tokens are run to learn how long that takes; mostly none."""
+    def _trial(self, gains: Sequence[tuple[float, int, int]]) -> int | None:
+        """How many tokens are run to learn how long that takes; mostly None: as many as pay."""
         self._num_since += 1
-        is_due = self._num_trials < len(_TRIED) or self._num_since > _BETWEEN_TRIALS
         size = _TRIED[self._num_trials % len(_TRIED)]
-        if not is_due or len(gains) < size or -gains[0][0] < log1p(_LEAST_TRIED):
-            return 0
+        is_first = self._num_trials < len(_TRIED) and len(gains) >= size
+        is_due = is_first or self._num_since > _BETWEEN_TRIALS  # drafts may never be as long: then as many as there are
+        if not (is_due and gains) or -gains[0][0] < log1p(_LEAST_TRIED):
+            return None
         self._num_trials, self._num_since = self._num_trials + 1, 0
-        return size
+        return min(size, len(gains))
 
     def _all_of(self, budget: int) -> list[int]:
         numbers = []

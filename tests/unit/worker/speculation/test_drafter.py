@@ -140,6 +140,27 @@ def test_a_kernel_that_takes_more_positions_in_less_time_is_found_out(num_rows: 
     assert of(SpeculationSettings()) >= 0.9 * best
 
 
+@pytest.mark.parametrize(("lies", "base_s"), [(0.6, 0.0), (0.8, 0.001)])
+def test_where_every_step_has_a_draft_what_one_without_takes_is_learned_too(lies: float, base_s: float) -> None:
+    def dear(num_positions: int) -> float:
+        return base_s + steep(num_positions)
+
+    assert tokens_per_s(lies, dear, settings=SpeculationSettings()) >= 0.95 * tokens_per_s(lies, dear)
+
+
+def test_other_lengths_are_tried_now_and_then_also_where_no_draft_is_as_long_as_the_longest() -> None:
+    sizes: list[int] = []
+
+    def cost(num_positions: int) -> float:
+        sizes.append(num_positions)
+        return small_model(num_positions)
+
+    tokens_per_s(0.3, cost, settings=SpeculationSettings(num_tokens=12), num_steps=6000)
+    assert 1 in sizes[2000:]
+    assert 13 in sizes[2000:]
+    assert sum(size in (1, 13) for size in sizes[2000:]) < 10
+
+
 def test_a_draft_ends_before_what_is_no_token_and_within_the_room() -> None:
     source = LyingSource(lambda _branch: [1, 2, 50, 3], 0.0, 1)
     settings = SpeculationSettings(always=True)
@@ -333,7 +354,7 @@ def test_what_comes_of_a_tenant_s_drafts_changes_no_other_tenant_s() -> None:
     branches = {owner: a_branch([1], [2, 3], owner) for owner in lies}
     for branch in branches.values():
         branch.phase, branch.room = Phase.RUNNING, 1000
-    assert drafted(branches["first"]) > 0
+    assert [drafted(branches["first"]) for _ in range(2)][-1] > 0, "the first step is one without a draft"
     assert [drafted(branches["liar"]) for _ in range(300)][-20:] == [0] * 20
     assert drafted(branches["other"]) > 0
 
