@@ -210,6 +210,7 @@ class ResponseTask(ReplyTask):
         False where it is lost.
         """
         plan, body, reply, tokens = self._plan, self.body, self._reply, b""
+        transcript = self.turn.plan.transcript
         has_output = body["status"] in ("completed", "incomplete")
         if has_output and reply.is_exact:
             exact = await self.turn.transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
@@ -217,8 +218,8 @@ class ResponseTask(ReplyTask):
             if exact is not None:
                 tokens = self.turn.prompt + exact
                 if turn is not None:
-                    await self.turn.transcripts.remember(plan.transcript, turn, self.turn.prompt, exact, text=reply.raw)
-        if plan.request.stores and not await self._store.finish(body, tokens, plan.transcript.model):
+                    await self.turn.transcripts.remember(transcript, turn, self.turn.prompt, exact, text=reply.raw)
+        if plan.request.stores and not await self._store.finish(body, tokens, transcript.model):
             return False
         if has_output and plan.request.conversation_id is not None:
             try:
