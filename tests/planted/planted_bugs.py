@@ -502,6 +502,30 @@ PLANTED_BUGS = (
         ("unit/worker/speculation/test_drafter.py::test_a_draft_ends_before_what_is_no_token_and_within_the_room",),
     ),
     PlantedBug(
+        "a first token waits for drafts where the rest of its prompt is cached",
+        "worker/speculation/drafter.py",
+        "any(row.branch.is_prefilling or _is_before_first(row.branch) for row in rows)",
+        "any(row.branch.is_prefilling for row in rows)",
+        ("unit/worker/speculation/test_drafter.py::test_nothing_is_drafted_beside_a_prompt",),
+    ),
+    PlantedBug(
+        "a request that waits for its sequence waits for drafts, too",
+        "worker/engine/loop.py",
+        "most = 0 if self._scheduler.is_opening else self._max_batch_tokens",
+        "most = self._max_batch_tokens",
+        ("integration/engine/test_engine_rounds.py::test_nothing_is_drafted_while_a_request_waits_for_its_sequence",),
+    ),
+    PlantedBug(
+        "lengths that no draft reaches end the trials",
+        "worker/speculation/drafter.py",
+        "if not (is_due and gains) or",
+        "if not (is_due and len(gains) >= size) or",
+        (
+            "unit/worker/speculation/test_drafter.py"
+            "::test_other_lengths_are_tried_now_and_then_also_where_no_draft_is_as_long_as_the_longest",
+        ),
+    ),
+    PlantedBug(
         "branches that read a prefix at once are drafted",
         "worker/speculation/drafter.py",
         "if readers[block_id] > 1}",
