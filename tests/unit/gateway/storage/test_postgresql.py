@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -218,6 +218,30 @@ def test_a_batch_that_another_gateway_has_taken_over_is_validated_by_that_one_al
     asyncio.run(story())
 
 
+def test_a_gateway_that_lost_a_batch_between_two_changes_leaves_its_counts(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        batches, others = (BatchStore(database, JobLimits()) for database in two)
+        batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
+        run = two.a.run
+
+        async def run_slowly(job: Callable[[Connection], Any]) -> Any:
+            result = await run(job)
+            monkeypatch.undo()
+            await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+            (taken,) = await others.unfinished()
+            await others.add_requests(taken, [BatchLine("first", b"{}", b"", None)])
+            assert await others.begin(taken)
+            return result
+
+        monkeypatch.setattr(two.a, "run", run_slowly)
+        await batches.remove_requests(batch)
+        assert (await others.find("n", OPENAI, batch.id)).num_total == 1
+
+    asyncio.run(story())
+
+
 def test_a_batch_whose_creation_a_gateway_never_answered_is_nobodys(two: Two) -> None:
     async def story() -> None:
         batches, others = (BatchStore(database, JobLimits()) for database in two)
@@ -264,6 +288,26 @@ def test_uploads_that_a_gateway_left_incomplete_are_removed_by_another(two: Two)
         assert tuple(await two.b.run(lambda c: c.execute(used).fetchone())) == (1, 10), "it may be only slow"
         await others.purge()
         assert await two.b.run(lambda c: c.execute(used).fetchone()[1]) == 0
+
+    asyncio.run(story())
+
+
+def test_an_upload_that_another_gateway_has_removed_is_refused_and_leaves_nothing(two: Two) -> None:
+    async def story() -> None:
+        files, others = (FileStore(database, JobLimits()) for database in two)
+        numbers = [await files.begin("n", name) for name in ("marked", "removed")]
+        for number in numbers:
+            await files.append("n", number, b"first ")
+        await others.discard(numbers[0])
+        await two.b.run(lambda c: c.execute("DELETE FROM files WHERE number = ?", (numbers[1],)).rowcount)
+        await two.b.run(lambda c: c.execute("DELETE FROM file_pieces").rowcount)
+        for number in numbers:
+            with pytest.raises(UnavailableError):
+                await files.append("n", number, b"second")
+            with pytest.raises(UnavailableError):
+                await files.complete("n", number, "batch", None)
+        assert await files.page("n", 10, "asc", None, None) == ([], False)
+        assert await two.a.run(lambda c: c.execute("SELECT * FROM file_pieces").fetchall()) == []
 
     asyncio.run(story())
 
