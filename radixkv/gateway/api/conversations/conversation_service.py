@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -22,7 +21,7 @@ from radixkv.gateway.api.conversations.store.import_store import KnownSourceErro
 from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
 from radixkv.gateway.api.conversations.store.trash_store import TRASH_S
-from radixkv.gateway.api.conversations.writing import Value
+from radixkv.gateway.api.conversations.writing import Values
 from radixkv.gateway.protocol.errors import ApiError, conflict
 from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.protocol.sse import sse
@@ -126,7 +125,7 @@ class ConversationService:
             snapshot = sse(told(conversation, messages), "snapshot")
             return self.lives.join(live, namespace, snapshot)
 
-    async def change(self, namespace: str, conversation_id: str, values: Mapping[str, Value]) -> Conversation:
+    async def change(self, namespace: str, conversation_id: str, values: Values) -> Conversation:
         """As `ConversationStore.change`."""
         async with self.lives.changing(conversation_id) as live:
             conversation = await self.store.change(namespace, conversation_id, values, live.version)
@@ -194,17 +193,10 @@ class ConversationService:
     ) -> Message:
         """Set the star and the name of a message; an empty name removes it. None: unchanged."""
         async with self.lives.changing(conversation_id) as live:
-            message = live.current(await self.store.message(namespace, conversation_id, message_id))
-            starred = message.is_starred if is_starred is None else is_starred
-            named = message.name if name is None else name or None
-            change = await self.store.mark(
-                namespace, conversation_id, replace(message, is_starred=starred, name=named), live.version
-            )
-            if message_id in live.growing:
-                (marked,) = change.messages
-                message.is_starred, message.name, message.seq = marked.is_starred, marked.name, marked.seq
-            live.tell_change(change)
-            return change.messages[0]
+            change = await self.store.mark(namespace, conversation_id, message_id, is_starred, name, live.version)
+            marked = live.current(change.messages[0])
+            live.tell_change(change._replace(messages=[marked]))
+            return marked
 
     async def look_elsewhere(self) -> None:
         """Send followers what other gateways have changed. Call periodically where the database is shared."""

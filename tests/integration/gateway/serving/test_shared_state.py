@@ -155,6 +155,38 @@ def test_a_file_that_is_imported_at_both_gateways_at_once_is_one_conversation(pa
             assert (len(made), known) == (1, made * 3)
 
 
+def test_what_is_set_at_both_gateways_at_once_all_stays(pair: Pair) -> None:
+    here, there = pair.talks
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(8):
+            conversation = here.begin()
+            user = {"role": "user", "text": "Name one"}
+            (asked,) = here.call("POST", f"/{conversation}/messages", user)["messages"]
+            path = f"/{conversation}/messages/{asked['id']}"
+            tags = [{"ids": [conversation], "action": "tag", "tag": tag} for tag in "ab"]
+            for way, place, bodies in (("PATCH", path, ({"starred": True}, {"name": "N"})), ("POST", "/bulk", tags)):
+                calls = [
+                    pool.submit(talk.call, way, place, body) for talk, body in zip((here, there), bodies, strict=True)
+                ]
+                assert all(call.result() for call in calls)
+            message = there.message(conversation, asked["id"])
+            assert (message["starred"], message["name"]) == (True, "N")
+            assert set(there.call("GET", f"/{conversation}")["conversation"]["tags"]) == {"a", "b"}
+
+
+def test_a_mark_that_one_gateway_sets_is_on_the_reply_that_the_other_writes(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation, begun = running_reply(pair)
+    with here.following(conversation) as near:
+        there.call("PATCH", f"/{conversation}/messages/{begun['id']}", {"starred": True})
+        assert here.message(conversation, begun["id"])["starred"]
+        here.call("PATCH", f"/{conversation}/messages/{begun['id']}", {"name": "N"})
+        pair.runner.gate.open()
+        ended = near.wait_end(begun["id"])
+    assert (ended["starred"], ended["name"]) == (True, "N")
+    assert ended == here.message(conversation, begun["id"]) == there.message(conversation, begun["id"])
+
+
 def test_followers_at_both_gateways_are_told_the_same(pair: Pair) -> None:
     here, there = pair.talks
     conversation = here.begin()

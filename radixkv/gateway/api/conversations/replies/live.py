@@ -192,7 +192,9 @@ class Live:
         """Return a stored message as it is now. Do not modify it. A reply is running until its end is stored."""
         growing = self.growing.get(message.id)
         if growing is not None:
-            return replace(growing.message, status="running", error=None)
+            own = growing.message
+            written = replace(message, text=own.text, details=own.details, seq=max(own.seq, message.seq))
+            return replace(written, status="running", error=None)
         if message.status == "running" and not self.is_shared:  # its end could not be stored
             return replace(message, status="failed", error=CUT_SHORT)
         return self.as_followed(message)
