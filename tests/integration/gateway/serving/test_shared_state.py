@@ -20,7 +20,7 @@ import pytest
 from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine
 from postgres_server import PostgresServer
 from resp_servers import RedisServer, needs_redis
-from talk import Body, Talk
+from talk import Body, Talk, message_id
 from waiting import wait_until
 
 from radixkv.gateway import state as state_module
@@ -380,6 +380,31 @@ def test_a_reply_that_one_gateway_writes_is_stopped_at_the_other(pair: Pair) -> 
     assert here.message(conversation, begun["id"]) == there.message(conversation, begun["id"])
 
 
+def test_a_reply_that_one_gateway_writes_is_stopped_as_the_other_throws_its_conversation_away(pair: Pair) -> None:
+    there = pair.talks[1]
+    conversation, begun = running_reply(pair)
+    there.call("POST", f"/{conversation}/trash")
+    pair.runner.gate.open()
+    wait_until(lambda: not pair.gateways[0].app.state.conversations.message_tasks.written)
+    there.call("POST", f"/{conversation}/restore")
+    for talk in pair.talks:
+        assert talk.message(conversation, begun["id"])["status"] == "stopped"
+
+
+def test_replies_that_are_asked_for_at_both_gateways_at_once_are_begun_once(pair: Pair) -> None:
+    here, there = pair.talks
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(6):
+            conversation = here.begin()
+            user = {"role": "user", "text": "Name one"}
+            (asked,) = here.call("POST", f"/{conversation}/messages", user)["messages"]
+            path, body = f"/{conversation}/messages/{asked['id']}/replies", {"ids": [message_id()], "max_tokens": 4}
+            calls = [pool.submit(talk.call, "POST", path, body) for talk in (here, there)]
+            assert [[each["id"] for each in call.result()["messages"]] for call in calls] == [body["ids"]] * 2
+            here.ended(conversation, body["ids"][0])
+            assert len(there.messages(conversation)) == 2
+
+
 def test_a_background_response_is_cancelled_at_the_other_gateway(pair: Pair) -> None:
     pair.runner.gate.close_after(3)
     ask = {"input": "long", "background": True, "max_output_tokens": 400}
@@ -577,7 +602,8 @@ def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair)
     asked, *whole = here.say(conversation, "A long story", n=2, **LONG)
     whole = [here.ended(conversation, each["id"]) for each in whole]
     pair.runner.gate.close_after(8)
-    again = here.call("POST", f"/{conversation}/messages/{asked['id']}/replies", {"n": 2, **LONG})["messages"]
+    ask = {"n": 2, "sharing": "off", **LONG}
+    again = here.call("POST", f"/{conversation}/messages/{asked['id']}/replies", ask)["messages"]
     with there.following(conversation) as follower:
         lose(*pair.gateways, "messages", again[0]["id"])
         pair.runner.gate.open()
@@ -585,6 +611,9 @@ def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair)
             assert follower.wait_end(reply["id"])["text"] == before["text"]
             ended = there.ended(conversation, reply["id"])
             assert (ended["text"], ended["status"]) == (before["text"], "complete")
+    assert [each.sharing for each in pair.engine.requests[-2:]] == ["off", "off"], (
+        "the second is that of the other gateway"
+    )
 
 
 @pytest.mark.parametrize("request_", ["{}", "[", '{"tenant": "default", "path": 7, "body": {}}'])
