@@ -285,12 +285,11 @@ class ConversationService:
             growing = live.growing.get(message_id)
             if growing is None and message.status != "running":
                 return message
-            if growing is None or not await growing.stop():
-                change = await self.store.stop(namespace, conversation_id, message_id, live.version, message.text)
-                live.tell_change(change)
-                return change.messages[0]
-        await growing.remember()
-        return growing.message
+            if growing is not None and await growing.stop():
+                return growing.message
+            change = await self.store.stop(namespace, conversation_id, message_id, live.version, message.text)
+            live.tell_change(change)
+            return change.messages[0]
 
     def end_followers(self) -> None:
         """End all event streams, which would delay the stop of the server."""

@@ -442,6 +442,31 @@ def test_what_one_gateway_has_ended_is_under_way_at_no_other(
     wait_until(lambda: not running.stored_ids)
 
 
+def remembered(pair: Pair) -> int:
+    for side in (0, 1):
+        pair.wait_stored(side)
+    query = "SELECT count(*) FROM transcripts"
+    count: int = pair.gateways[0].app.state.database.submit(lambda c: c.execute(query).fetchone()[0]).result()
+    return count
+
+
+def test_what_one_gateway_has_deleted_is_not_remembered_by_the_one_that_writes_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here, there), state = pair.talks, pair.gateways[0].app.state
+    monkeypatch.setattr(state.store, "taken", none_taken)
+    monkeypatch.setattr(state.conversations.store, "save", none_taken)
+    before, conversation = remembered(pair), here.begin()
+    pair.runner.gate.close_after(4)
+    here.say(conversation, "A secret", max_tokens=12)
+    there.call("DELETE", f"/{conversation}")
+    ask = {"input": "A secret", "background": True, "max_output_tokens": 12}
+    pair.told(1, "DELETE", f"/responses/{pair.told(0, 'POST', '/responses', body=ask)['id']}")
+    pair.runner.gate.open()
+    wait_until(lambda: not state.conversations.message_tasks.written and not state.response_tasks.stored_ids)
+    assert remembered(pair) == before
+
+
 def test_a_background_response_ends_with_the_same_text_though_its_gateway_is_gone(pair: Pair) -> None:
     ask = {"input": "a long story", "max_output_tokens": 40, "seed": 7}
     undisturbed = pair.told(0, "POST", "/responses", body=ask)

@@ -40,9 +40,6 @@ class Growing(Protocol):
     async def stop(self) -> bool:
         """End it; its text so far stays. The caller holds the lock `changing`."""
 
-    async def remember(self) -> None:
-        """Cache the token ids of a stopped reply for the next turn."""
-
     def drop(self) -> None:
         """End it; its message is gone."""
 
