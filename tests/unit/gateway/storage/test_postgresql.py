@@ -375,6 +375,28 @@ def test_token_ids_are_found_and_forgotten_at_every_gateway(two: Two) -> None:
     asyncio.run(story())
 
 
+def test_token_ids_that_are_being_stored_are_found_meanwhile(two: Two) -> None:
+    cache, may_go_on = TranscriptCache(two.a, TranscriptCacheLimits()), threading.Event()
+
+    async def story() -> None:
+        before = two.a.submit(lambda _: may_go_on.wait(300))
+        prompt = cache.put("n", b"prompt", pack_tokens([1, 2]), b"", None)
+        reply = cache.put("n", b"reply", pack_tokens([1, 2]), pack_tokens([3]), prompt)
+        assert reply is not None
+        cache.save(reply)
+        try:
+            await cache.look_up("n", [b"prompt", b"reply"])
+            assert cache.find("n", b"reply") is reply
+        finally:
+            may_go_on.set()
+        assert before.result()
+        await two.a.run(lambda c: c.execute("DELETE FROM transcripts").rowcount)
+        await cache.look_up("n", [b"prompt", b"reply"])
+        assert cache.find("n", b"reply") is None, "another gateway has forgotten it"
+
+    asyncio.run(story())
+
+
 def test_what_is_looked_up_counts_as_used_and_to_the_bounds(two: Two) -> None:
     here = TranscriptCache(two.a, TranscriptCacheLimits())
     there = TranscriptCache(two.b, TranscriptCacheLimits(max_entries=2))
