@@ -133,10 +133,10 @@ class ConversationService:
             live.tell("conversation", conversation.body())
             return conversation
 
-    async def delete(self, namespace: str, conversation_id: str) -> None:
-        """Remove it and its cached transcripts; replies under way are stopped."""
+    async def delete(self, namespace: str, conversation_id: str, trashed: bool | None = None) -> None:
+        """Remove it and its cached transcripts; replies under way are stopped. `trashed`: as for `ConversationStore.delete`."""
         async with self.lives.changing(conversation_id) as live:
-            messages = await self.store.delete(namespace, conversation_id)
+            messages = await self.store.delete(namespace, conversation_id, trashed)
             _drop(live, messages)
             live.tell("deleted", {"id": conversation_id})
             self.lives.end_followers(live)
@@ -269,9 +269,9 @@ class ConversationService:
         """Remove conversations and branches whose time in the trash is over; return their number. Call periodically."""
         expired = await self.store.trash.expired(self.clock() - TRASH_S)
         for namespace, conversation_id, branch in expired:
-            with suppress(ApiError):  # it was removed meanwhile
+            with suppress(ApiError):  # it was removed, or restored, meanwhile
                 if branch is None:
-                    await self.delete(namespace, conversation_id)
+                    await self.delete(namespace, conversation_id, trashed=True)
                 else:
                     await self.drop_branch(namespace, conversation_id, branch)
         return len(expired)

@@ -181,11 +181,11 @@ class ConversationStore:
 
         return await self._database.run(update, namespace)
 
-    async def delete(self, namespace: str, conversation_id: str) -> list[Message]:
-        """Remove it, also from the trash; returns all its messages, those in the trash last."""
+    async def delete(self, namespace: str, conversation_id: str, trashed: bool | None = None) -> list[Message]:
+        """Remove it, also from the trash; returns all its messages, those in the trash last. `trashed`: as for `find`."""
 
         def remove(connection: Connection) -> list[Message]:
-            find(connection, namespace, conversation_id, trashed=None)
+            find(connection, namespace, conversation_id, trashed=trashed)
             query = "SELECT * FROM trashed_messages WHERE conversation = ?"
             thrown = [read_message(row) for row in connection.execute(query, (conversation_id,))]
             messages = all_messages(connection, conversation_id)
