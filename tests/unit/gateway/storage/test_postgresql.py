@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import resource
 import signal
 import threading
@@ -23,7 +24,7 @@ from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
 from radixkv.gateway.api.jobs.batches import ANTHROPIC, COMPLETED, OPENAI, BatchStore
 from radixkv.gateway.api.jobs.files import FileStore
-from radixkv.gateway.api.jobs.lines import BatchLine
+from radixkv.gateway.api.jobs.lines import BatchLine, prefix_key
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.storage import postgresql, transcript_cache
@@ -108,6 +109,36 @@ def test_a_job_that_never_fits_fails_alone_and_soon(two: Two) -> None:
         answers[1].result()
     rows = two.b.submit(lambda c: c.execute("SELECT name FROM instructions ORDER BY name").fetchall()).result()
     assert [row["name"] for row in rows] == ["a", "c"]
+
+
+def test_a_job_that_the_server_cannot_carry_out_fails_alone(two: Two) -> None:
+    """As one whose row is too long for an index."""
+
+    def put(connection: Connection, name: str) -> None:
+        connection.execute("INSERT INTO instructions VALUES ('n', ?, '')", (name,))
+
+    may_begin = threading.Event()
+    two.a.submit(lambda _: may_begin.wait(60))
+    long = "".join(map(chr, random.Random(1).sample(range(0x4E00, 0x9FA5), 9000)))
+    answers = [two.a.submit(lambda c, name=name: put(c, name)) for name in ("a", long, "c")]  # type: ignore[misc]
+    may_begin.set()
+    for answer in (answers[0], answers[2]):
+        answer.result(60)
+    with pytest.raises(UnavailableError):
+        answers[1].result()
+
+
+def test_a_batch_takes_prompts_of_any_length(two: Two) -> None:
+    words = random.Random(1).choices("abcdefghijkl ", k=200_000)
+    key = prefix_key({"input": "".join(words)})
+
+    async def story() -> None:
+        batches = BatchStore(two.a, JobLimits())
+        batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
+        await batches.add_requests(batch, [BatchLine("\U00010000" * 512, b"{}", key, None)])
+        assert len(await batches.waiting(batch, None, 10)) == 1
+
+    asyncio.run(story())
 
 
 def test_sums_are_whole_numbers_of_any_size(two: Two) -> None:
