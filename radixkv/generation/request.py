@@ -159,6 +159,7 @@ class GenerateParams(Prompt):
             budget is left out; `Completed` reports it.
         truncate_prompt_tokens: read at most the last so many tokens of history and prompt; -1: as many as fit, 1 less than
             the model's length. 0: all.
+        tokenizer: that of history and token ids, as `ModelInfo` has it; a worker with another one rejects them. Empty: any.
     """
 
     history: TokensLike = b""
@@ -173,6 +174,7 @@ class GenerateParams(Prompt):
     pins: Sequence[PrefixPin] = ()
     cache_salt: str = field(default="", repr=False)
     truncate_prompt_tokens: int = 0
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         Prompt.__post_init__(self)
@@ -251,6 +253,7 @@ class ModelInfo(NamedTuple):
     max_length: longest history in tokens. has_chat_template: whether requests may have messages. adapters: names for requests.
     sampling: defaults of a request's sampling. thinking: marks around its thoughts, if any. template_variables: thinking
     variables that its chat template reads. num_parameters: 0: not known. prices: of its tokens; None: there is no price list.
+    tokenizer: stands for vocabulary and chat template; empty: there is none.
     """
 
     name: str
@@ -265,6 +268,7 @@ class ModelInfo(NamedTuple):
     template_variables: tuple[str, ...] = ()
     num_parameters: int = 0
     prices: Prices | None = None
+    tokenizer: str = ""
 
 
 class Generator(Protocol):

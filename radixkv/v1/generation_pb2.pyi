@@ -192,7 +192,7 @@ class Grammar(_message.Message):
     def __init__(self, json_object: _Optional[bool] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "history", "sampling", "namespace", "priority", "timeout_s", "request_id", "sharing", "retention", "adapter", "pins", "cache_salt", "truncate_prompt_tokens")
+    __slots__ = ("prompt", "history", "sampling", "namespace", "priority", "timeout_s", "request_id", "sharing", "retention", "adapter", "pins", "cache_salt", "truncate_prompt_tokens", "tokenizer")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class GenerateRequest(_message.Message):
     PINS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     history: bytes
     sampling: SamplingParams
@@ -219,7 +220,8 @@ class GenerateRequest(_message.Message):
     pins: _containers.RepeatedCompositeFieldContainer[PrefixPin]
     cache_salt: str
     truncate_prompt_tokens: int
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., namespace: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., sharing: _Optional[_Union[Sharing, str]] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., adapter: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., cache_salt: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
+    tokenizer: str
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., namespace: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., sharing: _Optional[_Union[Sharing, str]] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., adapter: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., cache_salt: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., tokenizer: _Optional[str] = ...) -> None: ...
 
 class PrefixPin(_message.Message):
     __slots__ = ("num_tokens", "ttl_s")
@@ -398,7 +400,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "max_length", "vocab_size", "block_size", "eos_token_ids", "has_chat_template", "adapters", "sampling", "thinking", "template_variables", "num_parameters", "prices")
+    __slots__ = ("name", "max_length", "vocab_size", "block_size", "eos_token_ids", "has_chat_template", "adapters", "sampling", "thinking", "template_variables", "num_parameters", "prices", "tokenizer")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +413,7 @@ class GetModelResponse(_message.Message):
     TEMPLATE_VARIABLES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     PRICES_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     name: str
     max_length: int
     vocab_size: int
@@ -423,7 +426,8 @@ class GetModelResponse(_message.Message):
     template_variables: _containers.RepeatedScalarFieldContainer[str]
     num_parameters: int
     prices: Prices
-    def __init__(self, name: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., has_chat_template: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingMarks, _Mapping]] = ..., template_variables: _Optional[_Iterable[str]] = ..., num_parameters: _Optional[int] = ..., prices: _Optional[_Union[Prices, _Mapping]] = ...) -> None: ...
+    tokenizer: str
+    def __init__(self, name: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., has_chat_template: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingMarks, _Mapping]] = ..., template_variables: _Optional[_Iterable[str]] = ..., num_parameters: _Optional[int] = ..., prices: _Optional[_Union[Prices, _Mapping]] = ..., tokenizer: _Optional[str] = ...) -> None: ...
 
 class ThinkingMarks(_message.Message):
     __slots__ = ("opens", "closes", "close_ids")

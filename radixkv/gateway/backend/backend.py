@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
+from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.backend.resume import ResumableGeneration
 from radixkv.generation.params import SamplingParams
@@ -205,12 +205,18 @@ class Backend:
         return self._info.prices if self._info is not None else None
 
     async def generate(self, params: GenerateParams, watch: Watch | None = None) -> EventStream:
-        """Continue a prompt. Returns once the worker accepted it."""
-        if not self._patience_s:
-            events = self._listen(await self._start(partial(self.generator.generate, params)), watch)
-        else:
-            go_on = _GoOn(self, params)
-            events = self._listen(await go_on.start(go_on.resumable.params), watch, go_on)
+        """Continue a prompt. Returns once the worker accepted it. Where its tokenizer is another one, so is its model."""
+        go_on = _GoOn(self, params) if self._patience_s else None
+        try:
+            if go_on is None:
+                stream = await self._start(partial(self.generator.generate, params))
+            else:
+                stream = await go_on.start(go_on.resumable.params)
+        except InvalidArgumentError as error:
+            if error.argument == "tokenizer":
+                self._info = None
+            raise
+        events = self._listen(stream, watch, go_on)
         events.sampling = params.sampling
         return events
 
@@ -361,7 +367,7 @@ class _GoOn:
 
 def _kind(info: ModelInfo) -> tuple[object, ...]:
     """What differs between models; workers of one may have it under several names."""
-    return info.vocab_size, info.eos_token_ids, info.num_parameters
+    return info.vocab_size, info.eos_token_ids, info.num_parameters, info.tokenizer
 
 
 def _is_wanted(events: weakref.ref[EventStream]) -> bool:

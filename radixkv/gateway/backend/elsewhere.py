@@ -110,7 +110,7 @@ class Elsewhere:
         parent = await self._transcripts.look_up(namespace, keys) if keys else None
         return ToldGeneration(
             generation_id,
-            Transcript(**fields, namespace=namespace, parent=parent),
+            Transcript(**fields, namespace=namespace, parent=parent, tokenizer=told.get("tokenizer", "")),
             told["adapter"],
             b64decode(told["prompt"]),
             [GeneratedBranch(b64decode(tokens), text) for tokens, text in told["branches"]],
@@ -132,6 +132,7 @@ def _written(told: ToldGeneration) -> dict[str, Any]:
         "prompt": _text(told.prompt),
         "branches": [(_text(branch.tokens.tobytes()), branch.text) for branch in told.branches],
         "path": path,
+        "tokenizer": transcript.tokenizer,
         **{name: _text(getattr(transcript, name)) for name in _BYTES},
         **{name: getattr(transcript, name) for name in _PLAIN},
     }

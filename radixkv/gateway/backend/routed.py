@@ -101,10 +101,13 @@ class RoutedGenerator(Closing):
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         """Continue or score a prompt at the best worker that accepts it; see `Engine.generate`."""
+        kind = self._fingerprint
         routed = self._as_ids(params)
         length = num_tokens(routed.tokens)
         shares = shares_prefix(params.sharing or "on", salted=bool(params.cache_salt))
         ranking = self.rank(routed.tokens if shares else b"", routed.namespace, length)
+        if routed.params is not params and self._fingerprint != kind:
+            return self.generate(params)  # the ids may be of a model whose workers have gone meanwhile
         refusal: RadixKVError | None = None
         for choice in ranking:
             worker = choice.worker

@@ -32,7 +32,7 @@ class Transcript(NamedTuple):
     messages: all of them. With an empty history they replace `rest` for a template that rejects `rest` on its own.
     model: identifies the model, its tokenizer and its template; empty where its chats cannot continue after a reply.
     goes_on: the last message is an assistant's, and the reply continues its text, `begun`. `stem`: then the ids before that
-     text, empty where they are not known.
+     text, empty where they are not known. tokenizer: of the history; empty where any may read it.
     """
 
     history: bytes
@@ -45,6 +45,7 @@ class Transcript(NamedTuple):
     goes_on: bool = False
     begun: str = ""
     stem: bytes = b""
+    tokenizer: str = ""
 
 
 def nothing_said(namespace: str) -> Transcript:

@@ -54,9 +54,6 @@ from radixkv.util.fair_semaphore import own_work
 
 __all__ = ["Reader", "Transcript", "Transcripts", "ends_in_mark"]
 
-PROBE_S = 30.0
-"""How long the probed properties of the model's tokenizer and template are trusted."""
-
 MAX_MESSAGES_AT_ONCE = 500
 """Hashed on the event loop, at some 5 microseconds each; longer lists are hashed on a thread."""
 
@@ -99,14 +96,13 @@ class Transcripts:
     ) -> None:
         self._reader = reader
         self._when_forgotten = when_forgotten
-        self._clock = clock
         self._cache = TranscriptCache(database, limits or TranscriptCacheLimits(), clock)
         self._model: bytes | None = None
         self._end_ids: Collection[int] = ()
         self._trims_replies = False
         self._keeps_thoughts = self._keeps_thoughts_in_calls = False
         self._marks: ThinkingMarks | None = None
-        self._probed_s: float | None = None
+        self._info: ModelInfo | None = None  # the model whose tokenizer and template were probed
         self._probing = asyncio.Lock()
         self._saving: set[asyncio.Task[None]] = set()
 
@@ -133,10 +129,11 @@ class Transcripts:
             before = await self.read(namespace, messages[:-1], tools, template_arguments)
             return await self._go_on(before, messages[-1], tools, template_arguments or {})
         owner = owner_of(namespace)
-        model = await self._identify_model()
+        model, tokenizer = await self._identify_model()
         listed = [message if self._marks else _without_thoughts(message) for message in messages]
+        whole = Transcript(b"", listed, listed, model or b"", owner, b"", None, tokenizer=tokenizer)
         if model is None or not listed:
-            return Transcript(b"", listed, listed, model or b"", owner, b"", None)
+            return whole
         chain = partial(self._chain, root_key(model, namespace, tools, template_arguments or {}), listed)
         keys = chain() if len(listed) <= MAX_MESSAGES_AT_ONCE else await asyncio.to_thread(chain)
         await self._cache.look_up(owner, [key for key, turn in zip(keys[:-1], listed, strict=False) if _is_reply(turn)])
@@ -146,8 +143,9 @@ class Transcripts:
             found = self._cache.find(owner, keys[position])
             if found is not None and self._stands(found, listed, keys) and await self._is_sound(found):
                 self._cache.use(found)
-                return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, owner, keys[-1], found)
-        return Transcript(b"", listed, listed, model, owner, keys[-1], None)
+                rest = listed[position + 1 :]
+                return whole._replace(history=found.all_tokens(), rest=rest, key=keys[-1], parent=found)
+        return whole._replace(key=keys[-1])
 
     async def _go_on(
         self, before: Transcript, last: Message, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
@@ -257,7 +255,8 @@ class Transcripts:
         reply = transcript.messages[-1]
         key = transcript.key and reduce(self._link, [reply, *messages], transcript.key)
         turns = [*transcript.messages, *messages]
-        return Transcript(tokens, list(messages), turns, transcript.model, transcript.namespace, key, None)
+        model, namespace, tokenizer = transcript.model, transcript.namespace, transcript.tokenizer
+        return Transcript(tokens, list(messages), turns, model, namespace, key, None, tokenizer=tokenizer)
 
     async def remember(
         self,
@@ -324,7 +323,7 @@ class Transcripts:
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """Drop a conversation that ends with a reply, and all its continuations; the next request finds none of them."""
-        model = await self._identify_model()
+        model, _ = await self._identify_model()
         if model is not None and messages:
             owner = owner_of(namespace)
             keys = self._chain(root_key(model, namespace, tools, template_arguments or {}), messages)[-2:]
@@ -338,7 +337,7 @@ class Transcripts:
 
         Each message comes with the index in `below` of its parent; None: it follows `above`. O(characters).
         """
-        model = await self._identify_model()
+        model, _ = await self._identify_model()
         if model is None:
             return
         root = [root_key(model, namespace, (), {}), *self._chain(root_key(model, namespace, (), {}), above)][-1]
@@ -415,21 +414,19 @@ class Transcripts:
             part.is_verified = True
         return True
 
-    async def _identify_model(self) -> bytes | None:
-        """Return the digest of a probe: name, tokenizer, template. None where chats cannot continue after a reply."""
+    async def _identify_model(self) -> tuple[bytes | None, str]:
+        """Return the digest of a probe of name, tokenizer and template, None where chats cannot continue after a reply; and
+        the tokenizer's name.
+        """
         async with self._probing:
-            return await self._identify_model_alone()
-
-    async def _identify_model_alone(self) -> bytes | None:
-        now_s = self._clock()
-        if self._probed_s is None or not 0 <= now_s - self._probed_s <= PROBE_S:
-            with own_work():
-                info = await self._reader.model()
-                self._marks = info.thinking
-                self._model = await self._probe(info) if info.has_chat_template else None
-                self._end_ids = info.eos_token_ids
-            self._probed_s = now_s
-        return self._model
+            info = await self._reader.model()
+            if info != self._info:
+                with own_work():
+                    self._marks = info.thinking
+                    self._model = await self._probe(info) if info.has_chat_template else None
+                    self._end_ids = info.eos_token_ids
+                self._info = info
+            return self._model, info.tokenizer
 
     async def _probe(self, info: ModelInfo) -> bytes | None:
         messages = [{"role": "user", "content": _PROBE}]

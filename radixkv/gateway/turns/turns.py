@@ -90,10 +90,30 @@ class TurnPlan:
             tokens: its prompt, where `read_prompt` has read that already.
             may_shorten: see `RequestContext.generate`.
             asked: other fields of `GenerateParams`.
+
+        A worker with another tokenizer than the transcript's reads all messages itself; the reply is not remembered.
         """
+        try:
+            return await self._start(state, context, tokens, may_shorten=may_shorten, **asked)
+        except InvalidArgumentError as error:
+            if error.argument != "tokenizer":
+                raise
+        model = self.model._replace(info=await state.backend.model())
+        transcript = self.transcript._replace(history=b"", model=b"", key=b"", stem=b"", tokenizer="")
+        plan = replace(self, model=model, transcript=transcript)
+        return await plan._start(state, context, b"", may_shorten=may_shorten, **asked)
+
+    async def _start(
+        self, state: State, context: RequestContext, tokens: bytes, *, may_shorten: bool, **asked: Any
+    ) -> TurnReader:
         transcript = self.transcript
         begin = partial(context.generate, state.backend, may_shorten=may_shorten, transcript=transcript)
-        params = replace(self.params(**asked), messages=transcript.messages, continue_final_message=transcript.goes_on)
+        params = replace(
+            self.params(**asked),
+            messages=transcript.messages,
+            continue_final_message=transcript.goes_on,
+            tokenizer=transcript.tokenizer,
+        )
         if tokens:
             nothing = [{"role": "assistant", "content": ""}]
             prompt = (

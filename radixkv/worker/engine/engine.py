@@ -145,6 +145,7 @@ class Engine(Closing):
             template_variables=self._reader.template_variables,
             num_parameters=num_parameters,
             prices=prices,
+            tokenizer=self._reader.tokenizer,
         )
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces
@@ -216,10 +217,13 @@ class Engine(Closing):
 
         Raises:
             InvalidArgumentError: the prompt is empty, cannot be read, or can never fit the model or the pool; the adapter is
-                not served.
+                not served, or the tokenizer is another one.
             LimitError: too many generations run and wait already.
             UnavailableError: the engine is closed.
         """
+        if params.tokenizer not in ("", self._info.tokenizer):
+            bound = f"{self._info.tokenizer or 'left out'}, as of this worker, or the token ids mean another text"
+            raise InvalidArgumentError("tokenizer", params.tokenizer, bound)
         namespace = DEFAULT_NAMESPACE if params.namespace is None else params.namespace
         tokens = self._reader.read(params, params.history, namespace)
         tokens = self._reader.truncate(tokens, params.truncate_prompt_tokens)

@@ -167,6 +167,11 @@ class PromptReader:
         return self._text.thinking if self._text is not None else None
 
     @property
+    def tokenizer(self) -> str:
+        """Stands for the tokenizer; empty: there is none."""
+        return self._text.digest if self._text is not None else ""
+
+    @property
     def template_variables(self) -> tuple[str, ...]:
         """Thinking variables that the chat template reads."""
         return self._text.template_variables if self._text is not None else ()

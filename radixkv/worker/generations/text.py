@@ -17,6 +17,7 @@ import json
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,12 @@ class ChatText:
     def tokenizer(self) -> Any:
         """transformers' tokenizer, for readers of its vocabulary."""
         return self._tokenizer
+
+    @cached_property
+    def digest(self) -> str:
+        """Stands for the vocabulary and the chat template, 32 hexadecimal digits. O(vocabulary), once."""
+        told = [sorted(self._tokenizer.get_vocab().items()), self._tokenizer.chat_template]
+        return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def has_chat_template(self) -> bool:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from chat_stack import BLOCK_SIZE, GibberishRunner, chat_text, gateway
+from chat_stack import BLOCK_SIZE, GibberishRunner, Watched, chat_text, gateway
 from waiting import wait_until
 
 from radixkv import PoolShape, connect
@@ -37,6 +37,7 @@ class Host:
 
     def __init__(self, model: str, pool: str) -> None:
         self.model, self.pool = model, pool
+        self.listen = "127.0.0.1:0"  # of its worker
         self.service = ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=300.0)).start()
         (self.address,) = self.service.addresses
         self.start_worker()
@@ -52,8 +53,9 @@ class Host:
         )
         self.engine = Engine(self.runner, self.holder, text=text, model_name="gibberish")
         self.stack.callback(self.engine.close)
-        self.server = self.stack.enter_context(GenerationServer(self.engine, "127.0.0.1:0"))
-        self.holder.announce(self.server.address, "f00d")
+        self.watched = Watched(self.engine)
+        self.server = self.stack.enter_context(GenerationServer(self.watched, self.listen))
+        self.holder.announce(self.server.address, hashlib.sha256(self.model.encode()).hexdigest()[:32])
 
     def _load(self) -> WorkerLoad:
         return self.engine.load() if self.engine is not None else WorkerLoad(0, 0.0, 0, is_accepting=False)
