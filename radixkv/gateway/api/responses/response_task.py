@@ -216,7 +216,7 @@ class ResponseTask(ReplyTask):
             exact = await self.turn.transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
         tokens = b"" if exact is None else self.turn.prompt + exact
         if plan.request.stores and not await self._store.finish(body, tokens, transcript.model):
-            return False  # what is deleted is not remembered
+            return False  # a deleted response is not remembered
         if exact is not None and (turn := assistant_turn(body["output"])) is not None:
             await self.turn.transcripts.remember(transcript, turn, self.turn.prompt, exact, text=reply.raw)
         if has_output and plan.request.conversation_id is not None:

@@ -284,7 +284,7 @@ class MessageTask(ReplyTask):
                 self.live.tell("message", message.body())
         else:
             if change is not None:
-                kept = {message.id for message in change.messages}  # what is deleted is not remembered
+                kept = {message.id for message in change.messages}  # deleted replies are not remembered
                 for branch in ended:
                     if branch.message.id in kept & self.live.growing.keys():
                         await branch.remember()
