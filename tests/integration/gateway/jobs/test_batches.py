@@ -191,8 +191,8 @@ def test_a_batch_whose_file_is_deleted_while_its_lines_are_read_fails(
     assert held_up.wait(60)
     client.files.delete(file.id)
     database = held.server.app.state.database
-    left = "SELECT count(*) FROM file_pieces"
-    wait_until(lambda: database.submit(lambda c: c.execute(left).fetchone()[0]).result() == 0)
+    left = "SELECT count(*) FROM file_pieces JOIN files ON file = files.number WHERE id = ?"
+    wait_until(lambda: database.submit(lambda c: c.execute(left, (file.id,)).fetchone()[0]).result() == 0)
     go_on.set()
     batch = ended(client, batch, ("validating",))
     assert batch.status == "failed"
