@@ -23,6 +23,16 @@ class PlantedBug(NamedTuple):
 
 PLANTED_BUGS = (
     PlantedBug(
+        "a reply of the model that is there now is remembered as one of the model before it",
+        "gateway/turns/turns.py",
+        'history=b"", model=b"", key=b"", stem=b""',
+        'history=b"", stem=b""',
+        (
+            "integration/gateway/serving/test_gateway_model_replaced.py::"
+            "test_a_stored_response_goes_on_in_the_ids_of_the_model_that_is_there",
+        ),
+    ),
+    PlantedBug(
         "a running generation of another namespace can be forked by its id",
         "worker/engine/loop.py",
         "if not histories or (sees is not None and",

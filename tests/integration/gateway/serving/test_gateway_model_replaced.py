@@ -22,7 +22,7 @@ from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, Generator
 
-FIRST, SECOND, THIRD = "Tell me of rivers.", "And of the sea?", "Which is older?"
+QUESTIONS = "Tell me of rivers.", "And of the sea?"
 LENGTH = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 DEADLINE_S = 300.0
 
@@ -52,6 +52,7 @@ class Deployment:
     def __init__(self, host: Host, server: GatewayServer) -> None:
         self.http = httpx.Client(base_url=server.url, timeout=DEADLINE_S)
         self._host = host
+        host.runner.ends = False  # so that each reply has a text
 
     def replace(self, model: str) -> None:
         """Have another worker serve another model at the same address."""
@@ -60,6 +61,7 @@ class Deployment:
         self._host.stop_worker()
         self._host.model = model
         self._host.start_worker()
+        self._host.runner.ends = False
 
     def hold_after(self, num_steps: int) -> None:
         """Have the model stop after so many more steps, until its worker is replaced."""
@@ -144,33 +146,38 @@ def shows(deployment: Deployment, messages: Messages) -> bool:
 def test_a_conversation_goes_on_in_the_ids_of_the_model_that_is_there(
     deployment: Deployment, default_model: str, other_model: str, ask: Ask
 ) -> None:
-    http, messages = deployment.http, [user(FIRST)]
-    for question, model in ((SECOND, other_model), (THIRD, default_model), ("Why?", other_model), ("How?", "")):
-        messages += [reply(ask(http, messages)), user(question)]
+    messages: Messages = []
+    for model in ("", other_model, default_model, other_model):
         if model:
             deployment.replace(model)
-    ask(http, messages)
-    assert shows(deployment, messages)
+        for question in QUESTIONS:
+            messages.append(user(question))
+            text = ask(deployment.http, messages)
+            assert shows(deployment, messages)
+            messages.append(reply(text))
 
 
 def test_a_stored_response_goes_on_in_the_ids_of_the_model_that_is_there(
     deployment: Deployment, default_model: str, other_model: str
 ) -> None:
-    messages, previous = [user(FIRST)], None
-    for question, model in ((SECOND, other_model), (THIRD, default_model), ("Why?", other_model), ("How?", "")):
-        body = {"input": messages[-1:], "max_output_tokens": LENGTH["max_tokens"], "temperature": 0}
-        answer = deployment.http.post("responses", json={**body, "previous_response_id": previous})
-        assert answer.is_success, answer.text
-        previous = answer.json()["id"]
-        assert shows(deployment, messages)
-        messages += [reply(answer.json()["output"][0]["content"][0]["text"]), user(question)]
+    messages: Messages = []
+    previous = None
+    for model in ("", other_model, default_model, other_model):
         if model:
             deployment.replace(model)
+        for question in QUESTIONS:
+            messages.append(user(question))
+            body = {"input": messages[-1:], "max_output_tokens": LENGTH["max_tokens"], "temperature": 0}
+            answer = deployment.http.post("responses", json={**body, "previous_response_id": previous})
+            assert answer.is_success, answer.text
+            assert shows(deployment, messages)
+            previous = answer.json()["id"]
+            messages.append(reply(answer.json()["output"][0]["content"][0]["text"]))
 
 
 def test_a_reply_whose_model_is_gone_ends_with_an_error(deployment: Deployment, other_model: str) -> None:
     deployment.hold_after(6)
-    body = {"messages": [user(FIRST)], "stream": True, **LENGTH}
+    body = {"messages": [user(QUESTIONS[0])], "stream": True, **LENGTH}
     with deployment.http.stream("POST", "chat/completions", json=body) as answer:
         lines = answer.iter_lines()
         assert any('"content"' in line for line in lines)
@@ -197,5 +204,5 @@ def test_a_text_is_read_again_where_the_workers_that_read_it_have_gone(default_m
             return tokens
 
         routed.tokenize = read_and_go  # type: ignore[method-assign]
-        list(routed.generate(GenerateParams(text=FIRST, sampling=SamplingParams(max_tokens=1))))
-        assert chat_text(other.model).decode(other.watched.prompts[-1]) == FIRST
+        list(routed.generate(GenerateParams(text=QUESTIONS[0], sampling=SamplingParams(max_tokens=1))))
+        assert chat_text(other.model).decode(other.watched.prompts[-1]) == QUESTIONS[0]
