@@ -142,9 +142,9 @@ class PostgreSQL:
             raw.execute("SAVEPOINT job")
         try:
             result, fault = job(self), None
-        except (psycopg.OperationalError, errors.UniqueViolation):
-            raise  # the transaction is lost, or to be tried again
         except Exception as error:  # the caller handles every kind
+            if raw.closed or isinstance(error, _CONFLICTS):
+                raise  # the transaction is lost, or to be tried again
             result, fault = None, error
             if not is_alone:
                 raw.execute("ROLLBACK TO job")

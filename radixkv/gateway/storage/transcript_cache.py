@@ -14,6 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +76,7 @@ class Remembered:
         num_reply: bytes at the end of `tokens` that were sampled; 0 for a prompt.
         decoded: digest of the reply's text as the worker decodes it; empty until known.
         is_verified: whether the reply was generated, or decoded again, in this process.
-        is_stored: whether it was written to the database, or read from it.
+        is_stored: whether its write to the database has ended, or it was read from there.
         created_s: seconds since 1970.
         replies: cached replies to this prompt, by key, oldest first.
     """
@@ -213,9 +214,12 @@ class TranscriptCache:
         if held is None or held.entries.get(entry.key) is not entry:
             return  # forgotten meanwhile
         parent = entry.parent.key if entry.parent is not None else None
-        entry.is_stored = True
         row = (entry.key, entry.namespace, parent, entry.tokens, entry.num_reply, entry.decoded, entry.created_s)
-        self._tell(lambda connection: connection.execute(_INSERT, row))
+
+        def stored(_: Future[Any]) -> None:
+            entry.is_stored = True
+
+        self._tell(lambda connection: connection.execute(_INSERT, row), stored)
 
     def forget(self, *entries: Remembered) -> None:
         """Drop entries of one namespace, their descendants, and prompts left without a reply.
@@ -287,9 +291,11 @@ class TranscriptCache:
             largest = max(self._namespaces.values(), key=lambda n: n.num_tokens if by_tokens else len(n.entries))
             self._remove(largest, next(iter(largest.entries.values())))
 
-    def _tell(self, job: Callable[[Connection], Any]) -> None:
+    def _tell(
+        self, job: Callable[[Connection], Any], when_done: Callable[[Future[Any]], None] = lambda _: None
+    ) -> None:
         try:
-            self._database.submit(job)
+            self._database.submit(job).add_done_callback(when_done)
         except UnavailableError:
             _LOG.debug("the database is closed: what is remembered now ends with the process")
 

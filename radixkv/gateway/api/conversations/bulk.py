@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
+from radixkv.gateway.api.conversations.messages import Conversation
 from radixkv.gateway.api.conversations.schema import MAX_TAGS, BulkChange, dump_tags
 from radixkv.gateway.api.conversations.writing import Value
 from radixkv.gateway.protocol.errors import ApiError, conflict
@@ -45,10 +47,13 @@ async def _change(service: ConversationService, namespace: str, conversation_id:
         case "delete":
             await service.delete(namespace, conversation_id)
         case "tag" | "untag":
-            before = (await service.store.about(namespace, conversation_id)).tags
-            tags = [tag for tag in before if tag != asked.tag] + [asked.tag or ""] * (asked.action == "tag")
-            if len(tags) > MAX_TAGS:
-                raise conflict(f"it has {MAX_TAGS} tags already", "tag")
-            await service.change(namespace, conversation_id, {"tags": dump_tags(tags)})
+            await service.change(namespace, conversation_id, partial(_retagged, asked))
         case flag:
             await service.change(namespace, conversation_id, _FLAGS[flag])
+
+
+def _retagged(asked: BulkChange, before: Conversation) -> dict[str, Value]:
+    tags = [tag for tag in before.tags if tag != asked.tag] + [asked.tag or ""] * (asked.action == "tag")
+    if len(tags) > MAX_TAGS:
+        raise conflict(f"it has {MAX_TAGS} tags already", "tag")
+    return {"tags": dump_tags(tags)}

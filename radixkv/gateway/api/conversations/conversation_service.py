@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -22,7 +21,7 @@ from radixkv.gateway.api.conversations.store.import_store import KnownSourceErro
 from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
 from radixkv.gateway.api.conversations.store.trash_store import TRASH_S
-from radixkv.gateway.api.conversations.writing import Value
+from radixkv.gateway.api.conversations.writing import Values
 from radixkv.gateway.protocol.errors import ApiError, conflict
 from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.protocol.sse import sse
@@ -126,7 +125,7 @@ class ConversationService:
             snapshot = sse(told(conversation, messages), "snapshot")
             return self.lives.join(live, namespace, snapshot)
 
-    async def change(self, namespace: str, conversation_id: str, values: Mapping[str, Value]) -> Conversation:
+    async def change(self, namespace: str, conversation_id: str, values: Values) -> Conversation:
         """As `ConversationStore.change`."""
         async with self.lives.changing(conversation_id) as live:
             conversation = await self.store.change(namespace, conversation_id, values, live.version)
@@ -134,10 +133,10 @@ class ConversationService:
             live.tell("conversation", conversation.body())
             return conversation
 
-    async def delete(self, namespace: str, conversation_id: str) -> None:
-        """Remove it and its cached transcripts; replies under way are stopped."""
+    async def delete(self, namespace: str, conversation_id: str, trashed: bool | None = None) -> None:
+        """Remove it and its cached transcripts; replies under way are stopped. `trashed`: as for `ConversationStore.delete`."""
         async with self.lives.changing(conversation_id) as live:
-            messages = await self.store.delete(namespace, conversation_id)
+            messages = await self.store.delete(namespace, conversation_id, trashed)
             _drop(live, messages)
             live.tell("deleted", {"id": conversation_id})
             self.lives.end_followers(live)
@@ -194,17 +193,10 @@ class ConversationService:
     ) -> Message:
         """Set the star and the name of a message; an empty name removes it. None: unchanged."""
         async with self.lives.changing(conversation_id) as live:
-            message = live.current(await self.store.message(namespace, conversation_id, message_id))
-            starred = message.is_starred if is_starred is None else is_starred
-            named = message.name if name is None else name or None
-            change = await self.store.mark(
-                namespace, conversation_id, replace(message, is_starred=starred, name=named), live.version
-            )
-            if message_id in live.growing:
-                (marked,) = change.messages
-                message.is_starred, message.name, message.seq = marked.is_starred, marked.name, marked.seq
-            live.tell_change(change)
-            return change.messages[0]
+            change = await self.store.mark(namespace, conversation_id, message_id, is_starred, name, live.version)
+            marked = live.current(change.messages[0])
+            live.tell_change(change._replace(messages=[marked]))
+            return marked
 
     async def look_elsewhere(self) -> None:
         """Send followers what other gateways have changed. Call periodically where the database is shared."""
@@ -277,9 +269,9 @@ class ConversationService:
         """Remove conversations and branches whose time in the trash is over; return their number. Call periodically."""
         expired = await self.store.trash.expired(self.clock() - TRASH_S)
         for namespace, conversation_id, branch in expired:
-            with suppress(ApiError):  # it was removed meanwhile
+            with suppress(ApiError):  # it was removed, or restored, meanwhile
                 if branch is None:
-                    await self.delete(namespace, conversation_id)
+                    await self.delete(namespace, conversation_id, trashed=True)
                 else:
                     await self.drop_branch(namespace, conversation_id, branch)
         return len(expired)
@@ -293,12 +285,11 @@ class ConversationService:
             growing = live.growing.get(message_id)
             if growing is None and message.status != "running":
                 return message
-            if growing is None or not await growing.stop():
-                change = await self.store.stop(namespace, conversation_id, message_id, live.version, message.text)
-                live.tell_change(change)
-                return change.messages[0]
-        await growing.remember()
-        return growing.message
+            if growing is not None and await growing.stop():
+                return growing.message
+            change = await self.store.stop(namespace, conversation_id, message_id, live.version, message.text)
+            live.tell_change(change)
+            return change.messages[0]
 
     def end_followers(self) -> None:
         """End all event streams, which would delay the stop of the server."""

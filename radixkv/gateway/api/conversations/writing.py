@@ -11,7 +11,7 @@ from radixkv.gateway.api.conversations.store.rows import INSERT_MESSAGE, new_row
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.connection import Connection, Row
 
-__all__ = ["MAX_CONVERSATION_BYTES", "MAX_MESSAGES", "Change", "Value", "Writer"]
+__all__ = ["MAX_CONVERSATION_BYTES", "MAX_MESSAGES", "Change", "Value", "Values", "Writer"]
 
 MAX_MESSAGES = 10_000
 """Per conversation."""
@@ -21,6 +21,8 @@ MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
 
 
 Value = str | float | None
+Values = Mapping[str, Value] | Callable[[Conversation], Mapping[str, Value]]
+"""Columns to set, or a function that returns them of the conversation as it is stored now."""
 
 _COUNTED = ("settings", "tags")
 """Columns of a conversation that count against the bounds of bytes."""

@@ -234,12 +234,11 @@ class BatchStore:
 
         def remove(connection: Connection) -> bool:
             self._check_own(connection, batch)
+            connection.execute("UPDATE batches SET num_total = 0, num_failed = 0 WHERE number = ?", values)
             return remove_requests(connection, batch.number, found, values)
 
         while await self._database.run(remove):
             pass
-        query, values = "UPDATE batches SET num_total = 0, num_failed = 0 WHERE number = ?", (batch.number,)
-        await self._database.run(lambda c: c.execute(query, values))
 
     async def begin(self, batch: Batch) -> bool:
         """Start it after validation. False where it was cancelled or taken over meanwhile."""

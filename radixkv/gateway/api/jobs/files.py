@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any, Literal, NamedTuple
 
+from radixkv.core.errors import UnavailableError
 from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
 from radixkv.gateway.protocol.errors import not_found
 from radixkv.gateway.storage.connection import Connection, Row
@@ -116,24 +117,26 @@ class FileStore:
 
         Raises:
             ApiError: 400: the namespace stores too much.
+            UnavailableError: another gateway has removed it.
         """
 
         def insert(connection: Connection) -> None:
+            _change_upload(connection, number, "size_bytes = size_bytes + ?", len(piece))
             connection.execute("INSERT INTO file_pieces (file, content) VALUES (?, ?)", (number, piece))
-            connection.execute("UPDATE files SET size_bytes = size_bytes + ? WHERE number = ?", (len(piece), number))
             check_usage(connection, namespace, self.limits)
 
         await self._database.run(insert, namespace)
 
     async def complete(self, namespace: str, number: int, purpose: str, ttl_s: float | None) -> StoredFile:
-        """Complete a file: it becomes visible."""
+        """Complete a file: it becomes visible.
+
+        Raises:
+            UnavailableError: another gateway has removed it.
+        """
         expires_s = time.time() + (self.limits.ttl_s if ttl_s is None else ttl_s)
 
         def update(connection: Connection) -> StoredFile:
-            connection.execute(
-                "UPDATE files SET status = 'processed', purpose = ?, expires_s = ? WHERE number = ?",
-                (purpose, expires_s, number),
-            )
+            _change_upload(connection, number, "status = 'processed', purpose = ?, expires_s = ?", purpose, expires_s)
             row = connection.execute(f"SELECT {_COLUMNS} FROM files WHERE number = ?", (number,)).fetchone()
             return StoredFile(*row)
 
@@ -217,6 +220,13 @@ class FileStore:
         await self._database.run(lambda connection: connection.execute(_DROP_LOST, owner).rowcount)
         while await self._database.run(lambda connection: _purge(connection, now_s)):
             pass
+
+
+def _change_upload(connection: Connection, number: int, change: str, *values: Any) -> None:
+    """Change an incomplete file. Another gateway may have removed it while this one could not renew its lease."""
+    query = f"UPDATE files SET {change} WHERE number = ? AND status = 'uploading'"
+    if not connection.execute(query, (*values, number)).rowcount:
+        raise UnavailableError("another gateway has removed this upload; send the file again")
 
 
 def _discard(connection: Connection, number: int) -> None:

@@ -33,6 +33,9 @@ MAX_REQUESTS = 50_000
 """Per batch."""
 
 BLOCK_CHARACTERS = 128
+MAX_KEY_CHARACTERS = 65_536
+"""Of a prompt's beginning that count for its place: PostgreSQL's index takes no row of 2,704 bytes."""
+
 _FIELDS = ("model", "tools", "system", "instructions", "documents", "messages", "prompt", "input")
 """Of all APIs, in the order of their place in a prompt."""
 
@@ -67,10 +70,10 @@ class BatchLine(NamedTuple):
 
 
 def prefix_key(body: Mapping[str, Any]) -> bytes:
-    """Return the key that orders requests by the beginnings of their prompts. O(length)."""
+    """Return the key that orders requests by the beginnings of their prompts, of at most 2,048 bytes. O(length)."""
     text = json.dumps([body.get(name) for name in _FIELDS]).encode()
     key, value = bytearray(), 0
-    for start in range(0, len(text), BLOCK_CHARACTERS):
+    for start in range(0, min(len(text), MAX_KEY_CHARACTERS), BLOCK_CHARACTERS):
         value = zlib.crc32(text[start : start + BLOCK_CHARACTERS], value)
         key += value.to_bytes(4, "big")
     return bytes(key)

@@ -309,6 +309,7 @@ class JobRunner:
                 await self._batches.add_requests(batch, lines.requests)
             except LineError as error:
                 errors.append(error_entry(error.code, str(error), error.param, lines.numbers[error.place]))
+        await self._files.find(batch.namespace, file.id)  # one that was deleted meanwhile ended early
         return errors
 
     async def _end(self, work: _Work, state: int, status: str) -> None:

@@ -124,12 +124,11 @@ class ResponseStore:
     async def finish(self, body: Mapping[str, Any], tokens: bytes = b"", model: bytes = b"") -> bool:
         """Store the end of a response: its body with the output, and the token ids of the conversation up to its end.
 
-        False where it is another gateway's by now; nothing is stored then.
+        False where it is another gateway's by now, or deleted; nothing is stored then.
 
         `model`: identifies the model, tokenizer and template of the ids.
 
-        A response deleted meanwhile stays deleted; one that was cancelled at another gateway
-        stays cancelled. Returns once the result survives the end of this process.
+        One that was cancelled at another gateway stays cancelled. Returns once the result survives the end of this process.
 
         Raises:
             UnavailableError: the database is away.
@@ -137,9 +136,7 @@ class ResponseStore:
 
         def update(connection: Connection) -> bool:
             row = connection.execute("SELECT * FROM responses WHERE id = ?", (body["id"],)).fetchone()
-            if row is None or row["is_hidden"]:
-                return True
-            if row["owner"] != self._database.owner:
+            if row is None or row["is_hidden"] or row["owner"] != self._database.owner:
                 return False
             kept = _tokens(connection, row["parent"])
             shared = len(kept) if kept and tokens.startswith(kept) else 0

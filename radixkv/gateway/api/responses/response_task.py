@@ -207,20 +207,18 @@ class ResponseTask(ReplyTask):
     async def _keep(self) -> bool:
         """Store the finished response and cache its exact ids, so that responses and chats can continue it.
 
-        False where it is lost.
+        False where it is lost or deleted.
         """
-        plan, body, reply, tokens = self._plan, self.body, self._reply, b""
+        plan, body, reply, exact = self._plan, self.body, self._reply, None
         transcript = self.turn.plan.transcript
         has_output = body["status"] in ("completed", "incomplete")
         if has_output and reply.is_exact:
             exact = await self.turn.transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
-            turn = assistant_turn(body["output"])
-            if exact is not None:
-                tokens = self.turn.prompt + exact
-                if turn is not None:
-                    await self.turn.transcripts.remember(transcript, turn, self.turn.prompt, exact, text=reply.raw)
+        tokens = b"" if exact is None else self.turn.prompt + exact
         if plan.request.stores and not await self._store.finish(body, tokens, transcript.model):
-            return False
+            return False  # a deleted response is not remembered
+        if exact is not None and (turn := assistant_turn(body["output"])) is not None:
+            await self.turn.transcripts.remember(transcript, turn, self.turn.prompt, exact, text=reply.raw)
         if has_output and plan.request.conversation_id is not None:
             try:
                 items = [*plan.items, *body["output"]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from openai import OpenAI
 from waiting import wait_until
 
 from radixkv.gateway.api.jobs import running
+from radixkv.gateway.api.jobs.files import StoredFile
 from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.http.bodies.uploads import PIECE_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +167,38 @@ def test_a_line_that_is_no_request_fails_the_batch_by_its_number(
     assert batch.errors.data is not None
     assert [(error.code, error.line) for error in batch.errors.data] == [(code, number)]
     assert (batch.output_file_id, batch.error_file_id) == (None, None)
+
+
+def test_a_batch_whose_file_is_deleted_while_its_lines_are_read_fails(
+    held: Stack, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, held_up, go_on = held.server.app.state.files, threading.Event(), threading.Event()
+    read = files.content
+
+    async def read_slowly(file: StoredFile) -> AsyncIterator[bytes]:
+        async for piece in read(file):
+            yield piece
+            held_up.set()
+            while not go_on.is_set():
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(files, "content", read_slowly)
+    width = 1024 - len(jsonl(line("0000", body_of(""))))
+    content = jsonl(*(line(f"{number:04}", body_of("x" * width)) for number in range(512)))
+    assert content[PIECE_BYTES - 1 : PIECE_BYTES] == b"\n"
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    assert held_up.wait(60)
+    client.files.delete(file.id)
+    database = held.server.app.state.database
+    left = "SELECT count(*) FROM file_pieces JOIN files ON file = files.number WHERE id = ?"
+    wait_until(lambda: database.submit(lambda c: c.execute(left, (file.id,)).fetchone()[0]).result() == 0)
+    go_on.set()
+    batch = ended(client, batch, ("validating",))
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert [(each.code, each.param) for each in batch.errors.data] == [("not_found", "file_id")]
 
 
 def test_files_out_of_their_bounds_are_refused_and_leave_nothing(client: OpenAI) -> None:

@@ -20,7 +20,7 @@ import pytest
 from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine
 from postgres_server import PostgresServer
 from resp_servers import RedisServer, needs_redis
-from talk import Body, Talk
+from talk import Body, Talk, message_id
 from waiting import wait_until
 
 from radixkv.gateway import state as state_module
@@ -153,6 +153,38 @@ def test_a_file_that_is_imported_at_both_gateways_at_once_is_one_conversation(pa
             made = [each["id"] for answer in told for each in answer["conversations"]]
             known = [each["conversation"]["id"] for answer in told for each in answer["known"]]
             assert (len(made), known) == (1, made * 3)
+
+
+def test_what_is_set_at_both_gateways_at_once_all_stays(pair: Pair) -> None:
+    here, there = pair.talks
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(8):
+            conversation = here.begin()
+            user = {"role": "user", "text": "Name one"}
+            (asked,) = here.call("POST", f"/{conversation}/messages", user)["messages"]
+            path = f"/{conversation}/messages/{asked['id']}"
+            tags = [{"ids": [conversation], "action": "tag", "tag": tag} for tag in "ab"]
+            for way, place, bodies in (("PATCH", path, ({"starred": True}, {"name": "N"})), ("POST", "/bulk", tags)):
+                calls = [
+                    pool.submit(talk.call, way, place, body) for talk, body in zip((here, there), bodies, strict=True)
+                ]
+                assert all(call.result() for call in calls)
+            message = there.message(conversation, asked["id"])
+            assert (message["starred"], message["name"]) == (True, "N")
+            assert set(there.call("GET", f"/{conversation}")["conversation"]["tags"]) == {"a", "b"}
+
+
+def test_a_mark_that_one_gateway_sets_is_on_the_reply_that_the_other_writes(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation, begun = running_reply(pair)
+    with here.following(conversation) as near:
+        there.call("PATCH", f"/{conversation}/messages/{begun['id']}", {"starred": True})
+        assert here.message(conversation, begun["id"])["starred"]
+        here.call("PATCH", f"/{conversation}/messages/{begun['id']}", {"name": "N"})
+        pair.runner.gate.open()
+        ended = near.wait_end(begun["id"])
+    assert (ended["starred"], ended["name"]) == (True, "N")
+    assert ended == here.message(conversation, begun["id"]) == there.message(conversation, begun["id"])
 
 
 def test_followers_at_both_gateways_are_told_the_same(pair: Pair) -> None:
@@ -348,6 +380,31 @@ def test_a_reply_that_one_gateway_writes_is_stopped_at_the_other(pair: Pair) -> 
     assert here.message(conversation, begun["id"]) == there.message(conversation, begun["id"])
 
 
+def test_a_reply_that_one_gateway_writes_is_stopped_as_the_other_throws_its_conversation_away(pair: Pair) -> None:
+    there = pair.talks[1]
+    conversation, begun = running_reply(pair)
+    there.call("POST", f"/{conversation}/trash")
+    pair.runner.gate.open()
+    wait_until(lambda: not pair.gateways[0].app.state.conversations.message_tasks.written)
+    there.call("POST", f"/{conversation}/restore")
+    for talk in pair.talks:
+        assert talk.message(conversation, begun["id"])["status"] == "stopped"
+
+
+def test_replies_that_are_asked_for_at_both_gateways_at_once_are_begun_once(pair: Pair) -> None:
+    here, there = pair.talks
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(6):
+            conversation = here.begin()
+            user = {"role": "user", "text": "Name one"}
+            (asked,) = here.call("POST", f"/{conversation}/messages", user)["messages"]
+            path, body = f"/{conversation}/messages/{asked['id']}/replies", {"ids": [message_id()], "max_tokens": 4}
+            calls = [pool.submit(talk.call, "POST", path, body) for talk in (here, there)]
+            assert [[each["id"] for each in call.result()["messages"]] for call in calls] == [body["ids"]] * 2
+            here.ended(conversation, body["ids"][0])
+            assert len(there.messages(conversation)) == 2
+
+
 def test_a_background_response_is_cancelled_at_the_other_gateway(pair: Pair) -> None:
     pair.runner.gate.close_after(3)
     ask = {"input": "long", "background": True, "max_output_tokens": 400}
@@ -383,6 +440,31 @@ def test_what_one_gateway_has_ended_is_under_way_at_no_other(
         assert pair.told(0, "GET", path) == ended
     pair.runner.gate.open()
     wait_until(lambda: not running.stored_ids)
+
+
+def remembered(pair: Pair) -> int:
+    for side in (0, 1):
+        pair.wait_stored(side)
+    query = "SELECT count(*) FROM transcripts"
+    count: int = pair.gateways[0].app.state.database.submit(lambda c: c.execute(query).fetchone()[0]).result()
+    return count
+
+
+def test_what_one_gateway_has_deleted_is_not_remembered_by_the_one_that_writes_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here, there), state = pair.talks, pair.gateways[0].app.state
+    monkeypatch.setattr(state.store, "taken", none_taken)
+    monkeypatch.setattr(state.conversations.store, "save", none_taken)
+    before, conversation = remembered(pair), here.begin()
+    pair.runner.gate.close_after(4)
+    here.say(conversation, "A secret", max_tokens=12)
+    there.call("DELETE", f"/{conversation}")
+    ask = {"input": "A secret", "background": True, "max_output_tokens": 12}
+    pair.told(1, "DELETE", f"/responses/{pair.told(0, 'POST', '/responses', body=ask)['id']}")
+    pair.runner.gate.open()
+    wait_until(lambda: not state.conversations.message_tasks.written and not state.response_tasks.stored_ids)
+    assert remembered(pair) == before
 
 
 def test_a_background_response_ends_with_the_same_text_though_its_gateway_is_gone(pair: Pair) -> None:
@@ -545,7 +627,8 @@ def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair)
     asked, *whole = here.say(conversation, "A long story", n=2, **LONG)
     whole = [here.ended(conversation, each["id"]) for each in whole]
     pair.runner.gate.close_after(8)
-    again = here.call("POST", f"/{conversation}/messages/{asked['id']}/replies", {"n": 2, **LONG})["messages"]
+    ask = {"n": 2, "sharing": "off", **LONG}
+    again = here.call("POST", f"/{conversation}/messages/{asked['id']}/replies", ask)["messages"]
     with there.following(conversation) as follower:
         lose(*pair.gateways, "messages", again[0]["id"])
         pair.runner.gate.open()
@@ -553,6 +636,9 @@ def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair)
             assert follower.wait_end(reply["id"])["text"] == before["text"]
             ended = there.ended(conversation, reply["id"])
             assert (ended["text"], ended["status"]) == (before["text"], "complete")
+    assert [each.sharing for each in pair.engine.requests[-2:]] == ["off", "off"], (
+        "the second is that of the other gateway"
+    )
 
 
 @pytest.mark.parametrize("request_", ["{}", "[", '{"tenant": "default", "path": 7, "body": {}}'])

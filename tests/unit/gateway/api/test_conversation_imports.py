@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.gateway.api.conversations.files.exports import export_html, export_json, export_markdown, file_headers
+from radixkv.gateway.api.conversations.files.file_values import read_source
 from radixkv.gateway.api.conversations.files.import_tree import Imported
 from radixkv.gateway.api.conversations.files.imports import RefusedError, read_conversations
 from radixkv.gateway.api.conversations.messages import Conversation, Message
@@ -364,6 +365,11 @@ def test_a_silly_tavern_chat_is_one_file_of_lines_whose_swipes_are_siblings() ->
     assert [each.created_s for each in read.messages][:3] == [1688490360.0, 1688490420.0, 1688490500.0]
     assert read.messages[-1].created_s == 1688490544.123
     assert read.updated_s == 1688490544.123
+
+
+@pytest.mark.parametrize(("length", "is_known"), [(512, True), (513, False)])
+def test_a_source_is_as_long_as_a_name_at_most(length: int, is_known: bool) -> None:
+    assert (read_source("chatgpt", "x" * length) is not None) is is_known
 
 
 @pytest.mark.parametrize("document", [CLAUDE, OPEN_WEBUI, LIBRECHAT])

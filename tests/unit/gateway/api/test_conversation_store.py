@@ -21,7 +21,7 @@ from radixkv.gateway.api.conversations.store import rows
 from radixkv.gateway.api.conversations.store import search as search_module
 from radixkv.gateway.api.conversations.store.search import search
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
-from radixkv.gateway.api.conversations.store.trash_store import TRASH_S
+from radixkv.gateway.api.conversations.store.trash_store import TRASH_S, Expired
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage import database_schema
 from radixkv.gateway.storage.database import Database
@@ -457,6 +457,27 @@ def test_whatever_is_thrown_away_and_brought_back_counts_and_keeps_its_order(
             assert conversation.head is None or conversation.head in seen
         assert len(await store.delete("a", made.id)) == 40
         assert usage(database) == (0, 0)
+
+    run(story())
+
+
+def test_what_is_restored_while_the_trash_is_emptied_stays(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    transcripts: Any = Transcripts(NoReader(), database)  # type: ignore[arg-type]  # as much of one as is asked
+    service = ConversationService(database, transcripts, max_conversations=9, max_bytes=10**6, clock=lambda: 1000.0)
+    expired = service.store.trash.expired
+
+    async def story() -> None:
+        made = await service.store.create("a", messages=[message("x")])
+        await service.throw("a", made.id)
+
+        async def restored_meanwhile(_: float) -> list[Expired]:
+            found = await expired(1000.0)
+            await service.restore("a", made.id)
+            return found
+
+        monkeypatch.setattr(service.store.trash, "expired", restored_meanwhile)
+        assert await service.sweep() == 1
+        assert [each.text for each in (await service.view("a", made.id))[1]] == ["x"]
 
     run(story())
 

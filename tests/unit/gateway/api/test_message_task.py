@@ -125,7 +125,6 @@ class Desk:
     async def stop(self, branch: Branch) -> None:
         async with self.live.changing:
             await branch.stop()
-        await branch.remember()
 
     async def stored(self) -> list[Message]:
         """The replies, as they are told to who asks now."""

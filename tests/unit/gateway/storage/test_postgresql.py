@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
 from radixkv.gateway.api.jobs.batches import ANTHROPIC, COMPLETED, OPENAI, BatchStore
 from radixkv.gateway.api.jobs.files import FileStore
-from radixkv.gateway.api.jobs.lines import BatchLine
+from radixkv.gateway.api.jobs.lines import BatchLine, prefix_key
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.storage import postgresql, transcript_cache
@@ -108,6 +109,36 @@ def test_a_job_that_never_fits_fails_alone_and_soon(two: Two) -> None:
         answers[1].result()
     rows = two.b.submit(lambda c: c.execute("SELECT name FROM instructions ORDER BY name").fetchall()).result()
     assert [row["name"] for row in rows] == ["a", "c"]
+
+
+def test_a_job_that_the_server_cannot_carry_out_fails_alone(two: Two) -> None:
+    """As one whose row is too long for an index."""
+
+    def put(connection: Connection, name: str) -> None:
+        connection.execute("INSERT INTO instructions VALUES ('n', ?, '')", (name,))
+
+    may_begin = threading.Event()
+    two.a.submit(lambda _: may_begin.wait(60))
+    long = "".join(map(chr, random.Random(1).sample(range(0x4E00, 0x9FA5), 9000)))
+    answers = [two.a.submit(lambda c, name=name: put(c, name)) for name in ("a", long, "c")]  # type: ignore[misc]
+    may_begin.set()
+    for answer in (answers[0], answers[2]):
+        answer.result(60)
+    with pytest.raises(UnavailableError):
+        answers[1].result()
+
+
+def test_a_batch_takes_prompts_of_any_length(two: Two) -> None:
+    words = random.Random(1).choices("abcdefghijkl ", k=200_000)
+    key = prefix_key({"input": "".join(words)})
+
+    async def story() -> None:
+        batches = BatchStore(two.a, JobLimits())
+        batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
+        await batches.add_requests(batch, [BatchLine("\U00010000" * 512, b"{}", key, None)])
+        assert len(await batches.waiting(batch, None, 10)) == 1
+
+    asyncio.run(story())
 
 
 def test_sums_are_whole_numbers_of_any_size(two: Two) -> None:
@@ -218,6 +249,30 @@ def test_a_batch_that_another_gateway_has_taken_over_is_validated_by_that_one_al
     asyncio.run(story())
 
 
+def test_a_gateway_that_lost_a_batch_between_two_changes_leaves_its_counts(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        batches, others = (BatchStore(database, JobLimits()) for database in two)
+        batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
+        run = two.a.run
+
+        async def run_slowly(job: Callable[[Connection], Any]) -> Any:
+            result = await run(job)
+            monkeypatch.undo()
+            await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+            (taken,) = await others.unfinished()
+            await others.add_requests(taken, [BatchLine("first", b"{}", b"", None)])
+            assert await others.begin(taken)
+            return result
+
+        monkeypatch.setattr(two.a, "run", run_slowly)
+        await batches.remove_requests(batch)
+        assert (await others.find("n", OPENAI, batch.id)).num_total == 1
+
+    asyncio.run(story())
+
+
 def test_a_batch_whose_creation_a_gateway_never_answered_is_nobodys(two: Two) -> None:
     async def story() -> None:
         batches, others = (BatchStore(database, JobLimits()) for database in two)
@@ -264,6 +319,26 @@ def test_uploads_that_a_gateway_left_incomplete_are_removed_by_another(two: Two)
         assert tuple(await two.b.run(lambda c: c.execute(used).fetchone())) == (1, 10), "it may be only slow"
         await others.purge()
         assert await two.b.run(lambda c: c.execute(used).fetchone()[1]) == 0
+
+    asyncio.run(story())
+
+
+def test_an_upload_that_another_gateway_has_removed_is_refused_and_leaves_nothing(two: Two) -> None:
+    async def story() -> None:
+        files, others = (FileStore(database, JobLimits()) for database in two)
+        numbers = [await files.begin("n", name) for name in ("marked", "removed")]
+        for number in numbers:
+            await files.append("n", number, b"first ")
+        await others.discard(numbers[0])
+        await two.b.run(lambda c: c.execute("DELETE FROM files WHERE number = ?", (numbers[1],)).rowcount)
+        await two.b.run(lambda c: c.execute("DELETE FROM file_pieces").rowcount)
+        for number in numbers:
+            with pytest.raises(UnavailableError):
+                await files.append("n", number, b"second")
+            with pytest.raises(UnavailableError):
+                await files.complete("n", number, "batch", None)
+        assert await files.page("n", 10, "asc", None, None) == ([], False)
+        assert await two.a.run(lambda c: c.execute("SELECT * FROM file_pieces").fetchall()) == []
 
     asyncio.run(story())
 
@@ -327,6 +402,28 @@ def test_token_ids_are_found_and_forgotten_at_every_gateway(two: Two) -> None:
         assert here.find("n", b"reply") is None
         rows = await two.a.run(lambda c: c.execute("SELECT key FROM transcripts").fetchall())
         assert rows == []
+
+    asyncio.run(story())
+
+
+def test_token_ids_that_are_being_stored_are_found_meanwhile(two: Two) -> None:
+    cache, may_go_on = TranscriptCache(two.a, TranscriptCacheLimits()), threading.Event()
+
+    async def story() -> None:
+        before = two.a.submit(lambda _: may_go_on.wait(300))
+        prompt = cache.put("n", b"prompt", pack_tokens([1, 2]), b"", None)
+        reply = cache.put("n", b"reply", pack_tokens([1, 2]), pack_tokens([3]), prompt)
+        assert reply is not None
+        cache.save(reply)
+        try:
+            await cache.look_up("n", [b"prompt", b"reply"])
+            assert cache.find("n", b"reply") is reply
+        finally:
+            may_go_on.set()
+        assert before.result()
+        await two.a.run(lambda c: c.execute("DELETE FROM transcripts").rowcount)
+        await cache.look_up("n", [b"prompt", b"reply"])
+        assert cache.find("n", b"reply") is None, "another gateway has forgotten it"
 
     asyncio.run(story())
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
+
 __all__ = [
     "RefusedError",
     "read_key",
@@ -60,9 +62,9 @@ def read_parent(value: Any, what: str) -> str | None:
 
 
 def read_source(program: str, value: Any) -> str | None:
-    """Return the key by which a program's conversation is recognized again; None where it has no id there."""
+    """Return the key by which a program's conversation is recognized again; None where it has no id there, or a long one."""
     key = read_key(value)
-    return None if key is None else f"{program}:{key}"
+    return None if key is None or len(key) > MAX_NAME_CHARACTERS else f"{program}:{key}"
 
 
 def read_list(value: Any) -> list[Any]:

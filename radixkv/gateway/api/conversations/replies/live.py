@@ -40,9 +40,6 @@ class Growing(Protocol):
     async def stop(self) -> bool:
         """End it; its text so far stays. The caller holds the lock `changing`."""
 
-    async def remember(self) -> None:
-        """Cache the token ids of a stopped reply for the next turn."""
-
     def drop(self) -> None:
         """End it; its message is gone."""
 
@@ -192,7 +189,9 @@ class Live:
         """Return a stored message as it is now. Do not modify it. A reply is running until its end is stored."""
         growing = self.growing.get(message.id)
         if growing is not None:
-            return replace(growing.message, status="running", error=None)
+            own = growing.message
+            written = replace(message, text=own.text, details=own.details, seq=max(own.seq, message.seq))
+            return replace(written, status="running", error=None)
         if message.status == "running" and not self.is_shared:  # its end could not be stored
             return replace(message, status="failed", error=CUT_SHORT)
         return self.as_followed(message)

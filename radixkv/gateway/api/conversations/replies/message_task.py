@@ -85,12 +85,12 @@ class Branch:
         return is_own
 
     async def remember(self) -> None:
-        """Cache the token ids of a stopped reply, if they spell exactly its text, for the next turn."""
+        """Cache the token ids of an ended reply for the next turn; of a stopped one, if they spell exactly its text."""
         try:
-            if self.reply.token_ids:
-                await self._task.turn.remember(self.reply, is_cut=True)
+            if self.reply.token_ids and self.message.status != "failed":
+                await self._task.turn.remember(self.reply, is_cut=self.message.status == "stopped")
         except RadixKVError as error:
-            _LOG.info("a reply that was stopped is not remembered: %s", error)
+            _LOG.info("a reply is not remembered: %s", error)
 
     def drop(self) -> None:
         """End it; its message is gone."""
@@ -177,7 +177,6 @@ class MessageTask(ReplyTask):
                 self._add(branch, branch.reply.push(event))
             case BranchFinished() if (branch := self.branches[event.branch]).is_running:
                 self._add(branch, branch.reply.finish(event))
-                await self.turn.remember(branch.reply)
                 if any(other.reply.reason is None for other in self.branches):
                     self.finish(branch, "complete")
                     self._ended.append(branch)  # the last one ends with the generation, which reports its cost
@@ -285,6 +284,10 @@ class MessageTask(ReplyTask):
                 self.live.tell("message", message.body())
         else:
             if change is not None:
+                kept = {message.id for message in change.messages}  # deleted replies are not remembered
+                for branch in ended:
+                    if branch.message.id in kept & self.live.growing.keys():
+                        await branch.remember()
                 self.live.tell_change(change)
         for message in messages:
             self.live.growing.pop(message.id, None)

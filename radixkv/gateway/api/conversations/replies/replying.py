@@ -22,7 +22,7 @@ from radixkv.gateway.api.conversations.settings import told_settings
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.request_context import RequestContext, current_context
-from radixkv.gateway.protocol.errors import conflict, invalid
+from radixkv.gateway.protocol.errors import ApiError, conflict, invalid
 from radixkv.gateway.turns.turns import TurnPlan, TurnReader, chat_model
 
 __all__ = ["Asked", "begin_replies"]
@@ -66,8 +66,11 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
             origin, turn = await _start(request, context, tenant, path, asked.options, kept, begun)
             try:
                 return await _begin(request, tenant, live, asked, origin, turn, target)
-            except BaseException:
+            except BaseException as error:
                 turn.stream.close()
+                is_conflict = isinstance(error, ApiError) and not is_taken_over
+                if is_conflict and (there := await _there(conversations, live, tenant, asked)):
+                    return there  # another gateway has begun them meanwhile
                 raise
 
 
@@ -155,6 +158,6 @@ def _stored_request(tenant: Tenant, asked: Asked, origin: Origin, ids: Sequence[
     appended = {"append": origin.about["appended"]} if "appended" in origin.about else {}
     continued = {"continue": True, **place, **appended} if asked.options.continue_ else {}
     settings = {name: value for name, value in origin.about["settings"].items() if value is not None}
-    body = {**settings, "n": len(ids), "ids": list(ids), **continued}
+    body = {**settings, "n": len(ids), "ids": list(ids), "sharing": asked.options.sharing, **continued}
     path = f"/v1/radixkv/conversations/{asked.conversation_id}/messages/{target}/replies"
     return json.dumps({"tenant": tenant.name, "path": path, "body": body})

@@ -35,7 +35,7 @@ from radixkv.gateway.api.conversations.store.rows import (
     size_of,
 )
 from radixkv.gateway.api.conversations.store.trash_store import TrashStore
-from radixkv.gateway.api.conversations.writing import Change, Value, Writer
+from radixkv.gateway.api.conversations.writing import Change, Value, Values, Writer
 from radixkv.gateway.protocol.errors import conflict
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
@@ -167,9 +167,7 @@ class ConversationStore:
             lambda connection: read_conversation(find(connection, namespace, conversation_id)), namespace
         )
 
-    async def change(
-        self, namespace: str, conversation_id: str, values: Mapping[str, Value], told: int
-    ) -> Conversation:
+    async def change(self, namespace: str, conversation_id: str, values: Values, told: int) -> Conversation:
         """Set its title, settings or tags (JSON), or a mark, by columns. Only a title counts as an update.
 
         Raises:
@@ -178,15 +176,16 @@ class ConversationStore:
 
         def update(connection: Connection) -> Conversation:
             row = find(connection, namespace, conversation_id)
-            return self._writer.change(connection, row, values, max(row["version"], told) + 1)
+            wanted = values(read_conversation(row)) if callable(values) else values
+            return self._writer.change(connection, row, wanted, max(row["version"], told) + 1)
 
         return await self._database.run(update, namespace)
 
-    async def delete(self, namespace: str, conversation_id: str) -> list[Message]:
-        """Remove it, also from the trash; returns all its messages, those in the trash last."""
+    async def delete(self, namespace: str, conversation_id: str, trashed: bool | None = None) -> list[Message]:
+        """Remove it, also from the trash; returns all its messages, those in the trash last. `trashed`: as for `find`."""
 
         def remove(connection: Connection) -> list[Message]:
-            find(connection, namespace, conversation_id, trashed=None)
+            find(connection, namespace, conversation_id, trashed=trashed)
             query = "SELECT * FROM trashed_messages WHERE conversation = ?"
             thrown = [read_message(row) for row in connection.execute(query, (conversation_id,))]
             messages = all_messages(connection, conversation_id)
@@ -305,7 +304,7 @@ class ConversationStore:
                 )
                 if connection.execute(FINISH, (*values, conversation_id, reply.id, self._database.owner)).rowcount:
                     reply.seq = version
-                    ended.append(reply)
+                    ended.append(find_message(connection, conversation_id, reply.id))  # with its marks
             return Change(self._writer.touch(connection, row, version, ended[-1].id), ended) if ended else None
 
         return await self._database.keep(update)
@@ -358,8 +357,16 @@ class ConversationStore:
 
         return await self._database.read(read, namespace)
 
-    async def mark(self, namespace: str, conversation_id: str, message: Message, told: int) -> Change:
-        """Store the star and the name of a message; does not update the conversation's time.
+    async def mark(
+        self,
+        namespace: str,
+        conversation_id: str,
+        message_id: str,
+        is_starred: bool | None,
+        name: str | None,
+        told: int,
+    ) -> Change:
+        """Set the star and the name of a message; an empty name removes it, None leaves either. The conversation's time stays.
 
         Raises:
             ApiError: 409: a bound is reached.
@@ -367,7 +374,9 @@ class ConversationStore:
 
         def update(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
-            find_message(connection, conversation_id, message.id)
+            message = find_message(connection, conversation_id, message_id)
+            message.is_starred = message.is_starred if is_starred is None else is_starred
+            message.name = message.name if name is None else name or None
             message.seq = max(row["version"], told) + 1
             connection.execute(
                 "UPDATE messages SET is_starred = ?, name = ?, seq = ?, size_bytes = ? WHERE conversation = ? AND id = ?",

@@ -39,6 +39,12 @@ _THROW = f"""
 INSERT INTO trashed_messages (branch, trashed_s, {MESSAGE_COLUMNS})
 SELECT ?, ?, {MESSAGE_COLUMNS} FROM messages WHERE conversation = ? AND id = ?
 """
+_STOP = """
+UPDATE messages SET status = 'stopped', seq = ?, owner = NULL, request = NULL
+WHERE conversation = ? AND status = 'running' AND (owner IS NULL OR owner <> ?)
+"""
+"""Stops replies that other gateways write; their text stays as far as it is stored."""
+
 _BRANCH = "SELECT * FROM trashed_messages WHERE conversation = ? AND branch = ? ORDER BY number"
 
 
@@ -84,7 +90,10 @@ class TrashStore:
         def update(connection: Connection) -> Conversation:
             row = find(connection, namespace, conversation_id, trashed=None)
             trashed_s = (row["trashed_s"] or self._writer.clock()) if is_trashed else None
-            return self._writer.change(connection, row, {"trashed_s": trashed_s}, max(row["version"], told) + 1)
+            version = max(row["version"], told) + 1
+            if is_trashed:
+                connection.execute(_STOP, (version, conversation_id, self._database.owner))
+            return self._writer.change(connection, row, {"trashed_s": trashed_s}, version)
 
         return await self._database.run(update, namespace)
 
