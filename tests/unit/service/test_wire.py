@@ -60,6 +60,7 @@ def test_all_that_a_request_says_comes_through() -> None:
         adapter="french",
         cache_salt="pepper",
         truncate_prompt_tokens=9,
+        tokenizer="f00d",
         priority=2,
         timeout_s=1.5,
         sharing="off",
