@@ -419,13 +419,13 @@ class Transcripts:
         the tokenizer's name.
         """
         async with self._probing:
-            info = await self._reader.model()
-            if info != self._info:
-                with own_work():
+            with own_work():  # others wait for it: it must not wait for one caller's turn
+                info = await self._reader.model()
+                if info != self._info:
                     self._marks = info.thinking
                     self._model = await self._probe(info) if info.has_chat_template else None
                     self._end_ids = info.eos_token_ids
-                self._info = info
+                    self._info = info
             return self._model, info.tokenizer
 
     async def _probe(self, info: ModelInfo) -> bytes | None:

@@ -13,7 +13,8 @@ from transcript_chats import CALL, TOOLS, Chat, assistant, run, user
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
-from radixkv.generation.request import Message, Prompt
+from radixkv.generation.request import Message, ModelInfo, Prompt
+from radixkv.util.fair_semaphore import CALLER
 
 
 @pytest.fixture
@@ -513,5 +514,25 @@ def test_what_went_on_is_remembered_as_the_reply_that_a_client_sends_back(
         half = await chat.transcripts.within(read, continued, further, "hell")
         assert half.history == prompt + pack_tokens(reader.spelled("hell")[:-1])
         assert (half.begun, half.rest) == ("hell", [assistant("")])
+
+    run(reader, database, story)
+
+
+def test_to_ask_for_the_model_is_the_work_of_no_caller_for_whom_the_others_would_wait(
+    reader: LocalReader, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers, model = [], reader.model
+
+    async def asked() -> ModelInfo:
+        callers.append(CALLER.get())
+        return await model()
+
+    async def story(chat: Chat) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(reader, "model", asked)
+            CALLER.set("red")
+            await chat.prompt([user("hello")])
+            await chat.prompt([user("hello")])
+        assert callers == ["", ""]
 
     run(reader, database, story)
