@@ -159,9 +159,7 @@ def test_what_is_set_at_both_gateways_at_once_all_stays(pair: Pair) -> None:
     here, there = pair.talks
     with ThreadPoolExecutor(2) as pool:
         for _ in range(8):
-            conversation = here.begin()
-            user = {"role": "user", "text": "Name one"}
-            (asked,) = here.call("POST", f"/{conversation}/messages", user)["messages"]
+            conversation, asked = begin_with_a_question(here)
             path = f"/{conversation}/messages/{asked['id']}"
             tags = [{"ids": [conversation], "action": "tag", "tag": tag} for tag in "ab"]
             for way, place, bodies in (("PATCH", path, ({"starred": True}, {"name": "N"})), ("POST", "/bulk", tags)):
@@ -355,6 +353,13 @@ def test_events_that_their_server_has_lost_are_an_error_and_not_left_out(
     assert relayed.told(1, "GET", path) == ended["response"]
 
 
+def begin_with_a_question(talk: Talk) -> tuple[str, Body]:
+    """A conversation, and its only message, which no reply follows yet."""
+    conversation = talk.begin()
+    (asked,) = talk.call("POST", f"/{conversation}/messages", {"role": "user", "text": "Name one"})["messages"]
+    return conversation, asked
+
+
 def running_reply(pair: Pair) -> tuple[str, Body]:
     """A conversation, and a reply in it that the first gateway writes: the other tells its beginning, and the gate holds it."""
     here, there = pair.talks
@@ -395,9 +400,7 @@ def test_replies_that_are_asked_for_at_both_gateways_at_once_are_begun_once(pair
     here, there = pair.talks
     with ThreadPoolExecutor(2) as pool:
         for _ in range(6):
-            conversation = here.begin()
-            user = {"role": "user", "text": "Name one"}
-            (asked,) = here.call("POST", f"/{conversation}/messages", user)["messages"]
+            conversation, asked = begin_with_a_question(here)
             path, body = f"/{conversation}/messages/{asked['id']}/replies", {"ids": [message_id()], "max_tokens": 4}
             calls = [pool.submit(talk.call, "POST", path, body) for talk in (here, there)]
             assert [[each["id"] for each in call.result()["messages"]] for call in calls] == [body["ids"]] * 2
