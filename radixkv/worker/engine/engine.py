@@ -222,7 +222,9 @@ class Engine(Closing):
             UnavailableError: the engine is closed.
         """
         if params.tokenizer not in ("", self._info.tokenizer):
-            bound = f"{self._info.tokenizer or 'left out'}, as of this worker: ids of another tokenizer mean another text"
+            bound = (
+                f"{self._info.tokenizer or 'left out'}, as of this worker: ids of another tokenizer mean another text"
+            )
             raise InvalidArgumentError("tokenizer", params.tokenizer, bound)
         namespace = DEFAULT_NAMESPACE if params.namespace is None else params.namespace
         tokens = self._reader.read(params, params.history, namespace)
